@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ __all__ = [
     "TokenIds",
     "Vocabulary",
     "VocabularyRecord",
+    "encode_with_sentinels",
     "from_bytes",
     "load",
     "register",
@@ -52,6 +54,7 @@ VOCABULARY = sentencepiece_model.FILE
 # Possible names of the file in a cache.
 VOCABULARY_FILES = (VOCABULARY, tokenizer_json.FILE, registered.FILE)
 
+_SENTINEL = re.compile(r"<extra_id_(\d{1,9})>")
 # Not an id: separates inputs from targets in a pair's window.
 PAIR_BORDER = -1
 # Forms of --vocabulary, for messages and help.
@@ -187,6 +190,46 @@ class Vocabulary:
             run = list(group)
             text += map(self.piece, run) if above else [self.codec.decode(run)]
         return " ".join(filter(None, text))
+
+
+def encode_with_sentinels(vocabulary: Vocabulary, text: str) -> np.ndarray:
+    """Returns the ids of a text, int32 [tokens], without EOS; <extra_id_k> becomes a sentinel.
+
+    Drops the space before a sentinel, which belongs to the span's first token. Text after a
+    sentinel without a space continues the word if the vocabulary has such a piece. Raises UserError
+    if the vocabulary lacks the sentinel.
+    """
+    # Texts are at even places, sentinel numbers at odd ones.
+    parts = _SENTINEL.split(text)
+    ids: list[int] = []
+    for place, part in enumerate(parts):
+        if place % 2:
+            ids.append(_sentinel(vocabulary, int(part)))
+            continue
+        if place < len(parts) - 1:
+            part = part.removesuffix(" ")
+        own = vocabulary.encode([part])[0].tolist() if part else []
+        if place and own and not part[0].isspace():
+            own = _without_space(vocabulary, own)
+        ids += own
+    return np.asarray(ids, np.int32)
+
+
+def _sentinel(vocabulary: Vocabulary, number: int) -> int:
+    count = vocabulary.record.sentinels
+    if number >= count:
+        which = f"{sentinel_piece(0)} to {sentinel_piece(count - 1)}" if count else "no sentinels"
+        raise UserError(f"the vocabulary has no {sentinel_piece(number)}: it has {which}")
+    return vocabulary.size - 1 - number
+
+
+def _without_space(vocabulary: Vocabulary, ids: list[int]) -> list[int]:
+    """Returns ids without the space that SentencePiece puts before a text."""
+    first = vocabulary.piece(ids[0])
+    if first == sentencepiece_model.SPACE:
+        return ids[1:]
+    known = vocabulary.ids.find(first.removeprefix(sentencepiece_model.SPACE))
+    return ids if known is None else [known, *ids[1:]]
 
 
 _CODECS: dict[Any, Any] = {

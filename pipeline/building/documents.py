@@ -6,6 +6,7 @@ last one; a short side is in every part. Long texts are already split when read.
 """
 
 import dataclasses
+import re
 from collections import Counter
 from typing import NamedTuple
 
@@ -16,16 +17,35 @@ from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import EXCLUDED
 from pipeline.tokenizer import tokenize
+from pipeline.tokenizer.spelling import Speller
 from tasks.cache.filtered import FILTERED
-from tasks.cache.manifest import CUT, QUARANTINE, SPLIT, Plan
+from tasks.cache.manifest import (
+    CUT,
+    KEEP,
+    QUARANTINE,
+    SENTINELS,
+    SPECIAL_TOKENS,
+    SPLIT,
+    TEXT,
+    Plan,
+)
 from tasks.cache.pack import Documents, Pairs
 from tasks.reading import long_documents
 from tasks.unit import SIDES, Unit
+from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 
 # Reasons to quarantine a document, other than problems with reading it.
 SENTINEL = "contains a sentinel such as <extra_id_0>"  # objectives add such tokens themselves
-SPECIAL = "contains a special token such as {}"  # it would end or pad the text
+SPECIAL = "contains the special token {}"  # it would end or pad the text
+# Pattern of a reason -> flags that keep its documents.
+KEPT_BY = {
+    re.compile(re.escape(SENTINEL)): "--sentinels=keep (pairs) or --sentinels=text",
+    re.compile(SPECIAL.format(".*")): "--special_tokens=text",
+}
+# Edits that --sentinels and --special_tokens choose.
+_EDITS = {SENTINELS: {KEEP: "kept sentinels", TEXT: "sentinels as text"},
+          SPECIAL_TOKENS: {TEXT: "special tokens as text"}}  # fmt: skip
 # Nothing remains after normalisation.
 EMPTY = {"text": "empty", **{side: f"empty {side}" for side in SIDES}}
 LONG = {side: f"{side} too long" for side in SIDES}
@@ -55,16 +75,27 @@ class Limits:
         return cls(tokens, max_bytes, plan.pairs.too_long)
 
 
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What makes tokens of texts; `speller` is set if the plan has a `Spelling`."""
+
+    vocabulary: Vocabulary
+    tokenizer: tokenize.Tokenizer
+    limits: Limits
+    speller: Speller | None = None
+
+
 class _Column(NamedTuple):
     """The tokens of a column of a batch."""
 
     tokens: np.ndarray  # int32, all documents concatenated
     lengths: np.ndarray  # int64 [stretches], tokens per stretch
     stretches: np.ndarray  # int64 [documents], stretches per document, 1 unless split
-    spelt: np.ndarray  # bool [documents], contains a special token
+    spelt: np.ndarray  # int64 [documents], the first special token that it contains; -1 for none
     long: np.ndarray  # bool [documents], is too long
     bytes: np.ndarray  # int64 [documents], UTF-8 bytes
-    failures: dict[int, str]  # index of a document -> why a user's class cannot encode it
+    failures: dict[int, str]  # index of a document -> why it cannot be encoded
+    kept: dict[str, np.ndarray]  # SENTINELS or SPECIAL_TOKENS -> bool [documents], kept as chosen
 
     @property
     def totals(self) -> np.ndarray:
@@ -74,21 +105,24 @@ class _Column(NamedTuple):
 def write(
     batch: pa.RecordBatch,
     writer: ShardWriter,
-    vocabulary: Vocabulary,
-    tokenizer: tokenize.Tokenizer,
-    limits: Limits,
+    reader: Reader,
     excluding: Filter | None = None,
 ) -> Counter[str]:
     """Writes a batch; `excluding` drops parts of split pairs. Returns counts for metrics."""
+    limits = reader.limits
     columns = {
-        name: _tokenized(batch.column(name), vocabulary, tokenizer, limits, most)
-        for name, most in limits.tokens.items()
+        name: _tokenized(batch.column(name), reader, most) for name, most in limits.tokens.items()
     }
-    reasons = _reasons(batch, columns, vocabulary, limits)
+    reasons, found = _reasons(batch, columns, reader)
     kept = reasons == None  # noqa: E711
     ids, places = batch.column("id"), batch.column("place")
     for number in np.flatnonzero(~kept).tolist():
-        writer.quarantine(ids[number].as_py(), places[number].as_py(), reasons[number])
+        at = places[number].as_py()
+        writer.quarantine(ids[number].as_py(), at, reasons[number], found.get(number))
+    for name in reader.speller.choices if reader.speller else ():
+        edited = np.logical_or.reduce([each.kept[name] for each in columns.values()]) & kept
+        if edited.any():
+            writer.edits[_EDITS[name][reader.speller.choices[name]]] += int(edited.sum())
     text_bytes = int(sum(each.bytes[kept].sum() for each in columns.values()))
     cut = {
         name: int((each.long & kept).sum()) * (limits.too_long == CUT)
@@ -123,29 +157,37 @@ def write(
 
 
 def _reasons(
-    batch: pa.RecordBatch, columns: dict[str, _Column], vocabulary: Vocabulary, limits: Limits
-) -> np.ndarray:
-    """Returns object [documents]: why each document is unusable, or None."""
+    batch: pa.RecordBatch, columns: dict[str, _Column], reader: Reader
+) -> tuple[np.ndarray, dict[int, dict[str, object]]]:
+    """Returns (object [documents]: why each document is unusable, or None; tokens and places).
+
+    The latter has, by document, the special token that a document spells, and its place.
+    """
     problems = batch.column("problem")
     reasons = np.full(batch.num_rows, None, object)
-    special = SENTINEL
-    if not vocabulary.is_sentencepiece:
-        special = SPECIAL.format(vocabulary.piece(vocabulary.special.eos))
+    vocabulary, limits, found = reader.vocabulary, reader.limits, dict[int, dict[str, object]]()
     if problems.null_count < len(problems):
         reasons[:] = problems.to_pylist()
     for name, each in columns.items():
         new = reasons == None  # noqa: E711
         for reason, holds in (
             (LONG.get(name), each.long & (limits.too_long == QUARANTINE)),
-            (special, each.spelt),
-            (EMPTY[name], (each.totals == 0) & ~each.spelt),
+            (SENTINEL, each.spelt >= 0),
+            (EMPTY[name], (each.totals == 0) & (each.spelt < 0)),
         ):
             holds = holds & new
             reasons[holds], new[holds] = reason, False
+            for number in np.flatnonzero(holds).tolist() if reason is SENTINEL else ():
+                token = int(each.spelt[number])
+                piece = vocabulary.piece(token).removeprefix(SPACE)
+                place = batch.column(name)[number].as_py().find(piece)
+                found[number] = {"token": piece, "character": place} if place >= 0 else {}
+                if token < vocabulary.first_sentinel:
+                    reasons[number] = SPECIAL.format(piece)
         for number, failure in each.failures.items():
             if reasons[number] in (None, EMPTY[name]):
                 reasons[number] = failure
-    return reasons
+    return reasons, found
 
 
 _Tokens = tuple[np.ndarray, np.ndarray]  # all ids, and the number of ids per stretch
@@ -157,14 +199,9 @@ def _of_rows(tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> _Toke
     return tokens[np.repeat(rows, lengths)], lengths[rows]
 
 
-def _tokenized(
-    texts: pa.Array,
-    vocabulary: Vocabulary,
-    tokenizer: tokenize.Tokenizer,
-    limits: Limits,
-    most: int,
-) -> _Column:
+def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
     """Tokenizes a column; if `most` is not 0, cuts or splits its texts to that many tokens."""
+    limits, tokenizer, kept = reader.limits, reader.tokenizer, dict[str, np.ndarray]()
     texts = texts.fill_null("") if texts.null_count else texts
     sizes = tokenize.text_bytes(texts)
     long = sizes > (limits.bytes or np.inf)
@@ -180,15 +217,21 @@ def _tokenized(
     tokens, lengths = tokenizer.encode(texts)
     of_parts = np.repeat(np.arange(len(parts)), parts)
     failures = {int(of_parts[number]): why for number, why in tokenizer.failures.items()}
-    tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
+    keeps = False
+    if reader.speller:
+        tokens, lengths, here, why = reader.speller(texts, tokens, lengths)
+        failures |= {int(of_parts[number]): text for number, text in why.items()}
+        kept = {name: _sums(each, parts) > 0 for name, each in here.items()}
+        keeps = reader.speller.choices[SENTINELS] == KEEP
+    tokens, lengths, spelt = tokenize.without_special(reader.vocabulary, tokens, lengths, keeps)
     if len(limits.tokens) > 1:  # the next column overwrites the tokenizer's buffer
         tokens, lengths = tokens.copy(), lengths.copy()
     if len(parts) < len(lengths):
-        spelt = _sums(spelt, parts) > 0
+        spelt = np.maximum.reduceat(spelt, np.cumsum(parts) - parts)
         # Drop stretches without tokens, except the first one of a side that has no tokens at all.
-        kept = lengths > 0
-        kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
-        lengths, parts = lengths[kept], _sums(kept, parts)
+        filled = lengths > 0
+        filled[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
+        lengths, parts = lengths[filled], _sums(filled, parts)
     if most and (lengths > most).any():
         long = long | (_sums(lengths > most, parts) > 0)
         if limits.too_long == SPLIT:
@@ -201,7 +244,7 @@ def _tokenized(
             starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = tokens[np.arange(len(tokens)) - starts < most]
             lengths = np.minimum(lengths, most)
-    return _Column(tokens, lengths, parts, spelt, long, sizes, failures)
+    return _Column(tokens, lengths, parts, spelt, long, sizes, failures, kept)
 
 
 def _parts(text: str, limits: Limits) -> list[str]:

@@ -4,10 +4,10 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.building import graph, lifecycle, planning, repeated_ids, summary
-from pipeline.building.documents import is_fault
+from pipeline.building.documents import KEPT_BY, is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, translation
@@ -163,8 +163,14 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
             f"{limit}: see the *.quarantine-* files in {folder}, then correct the corpus or raise "
-            "the limit and run again; finished shards are kept"
+            f"the limit and run again; finished shards are kept{_other_choice(reasons)}"
         )
+
+
+def _other_choice(reasons: Iterable[str]) -> str:
+    """Returns a hint at the flags that keep documents that spell special tokens."""
+    flags = [flag for reason, flag in KEPT_BY.items() if any(map(reason.match, reasons))]
+    return f"; {' and '.join(flags)} keep such texts, in another --cache_dir" if flags else ""
 
 
 def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None:

@@ -14,7 +14,7 @@ from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.filtering.stages import Filters
 from pipeline.runners import beam_job, secret
-from pipeline.tokenizer import tokenize
+from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import Plan
 from tasks.reading import sources
@@ -57,7 +57,7 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
     secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
-        vocabulary, tokenizer = stack.enter_context(_tokenizer(job))
+        vocabulary, tokenizer, speller = stack.enter_context(_tokenizer(job))
         before = Counter(tokenizer.documents)
         of = job.folder, job.plan
         writers = {
@@ -76,12 +76,13 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
                 writer.cut_paragraphs = listed.cut
             if filters:
                 batch = filters(batch, writer.quarantine, writer.edits)
-            counts.update(documents.write(batch, writer, vocabulary, tokenizer, limits, listed))
+            reader = documents.Reader(vocabulary, tokenizer, limits, speller)
+            counts.update(documents.write(batch, writer, reader, listed))
     counts.update(Counter(tokenizer.documents) - before)
     return counts
 
 
-_Loaded = tuple[vocabulary.Vocabulary, tokenize.Tokenizer]
+_Loaded = tuple[vocabulary.Vocabulary, tokenize.Tokenizer, spelling.Speller | None]
 # Idle tokenizers, by their origin. Runners may call from several threads, and two threads must not
 # share a tokenizer: each call takes one and returns it.
 _idle: dict[tuple, list[_Loaded]] = {}
@@ -91,7 +92,7 @@ _idle: dict[tuple, list[_Loaded]] = {}
 def _tokenizer(job: Job) -> Iterator[_Loaded]:
     """Yields the cache's copy of the vocabulary and a tokenizer that no other thread uses."""
     record = job.plan.vocabulary
-    key = (job.folder, record, job.tokenizer)
+    key = (job.folder, record, job.tokenizer, job.plan.spelling)
     if key not in _idle:
         _idle.clear()
     waiting = _idle.setdefault(key, [])
@@ -101,7 +102,10 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
         if job.task_module and record.file == registered.FILE:
             registry.load(job.task_module)
         of_cache = vocabulary.of_cache(job.folder, record)
-        loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer)
+        choice, speller = job.plan.spelling, None
+        if choice:
+            speller = spelling.Speller(of_cache, choice, job.tokenizer)
+        loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer), speller
     try:
         yield loaded
     finally:

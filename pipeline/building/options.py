@@ -3,7 +3,7 @@
 import dataclasses
 
 from pipeline.runners import beam_options
-from tasks.cache.manifest import SEPARATORS, TEXT_PACKINGS, TOO_LONG
+from tasks.cache.manifest import QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
 from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
@@ -77,6 +77,19 @@ class Options:
         "keeps the beginning of the side; split makes several pairs, each with a part of the long "
         "side and the whole other side",
         choices=TOO_LONG,
+    )
+    sentinels: str = field(
+        QUARANTINE,
+        "documents that spell a sentinel, such as <extra_id_0>: quarantine leaves them out and "
+        "counts them; keep, for pairs, makes it the sentinel's id, as in a prompt of "
+        "trainer.generate; text encodes it like other text",
+        choices=SPELLINGS["sentinels"],
+    )
+    special_tokens: str = field(
+        QUARANTINE,
+        "documents that spell a special token of a tokenizer.json, such as </s> or <unk>: "
+        "quarantine leaves them out and counts them; text encodes it like other text",
+        choices=SPELLINGS["special_tokens"],
     )
     max_quarantined: float = field(
         0.05,

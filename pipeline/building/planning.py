@@ -10,8 +10,9 @@ from pipeline.excluding import cache_lists, origins, translation
 from pipeline.excluding.lists import Given
 from pipeline.filtering import sets
 from pipeline.runners import secret
+from pipeline.tokenizer import spelling
 from tasks import registry, vocabulary
-from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan
+from tasks.cache.manifest import PAIRS, QUARANTINE, TOO_LONG, PairLimits, Plan, Spelling
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
@@ -66,7 +67,10 @@ def checked(options: Options) -> Checked:
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
     where = f"the vocabulary {options.vocabulary}"
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
-    return Checked(options, task, spec, loaded, _pair_limits(options, task, spec))
+    limits = _pair_limits(options, task, spec)
+    if choice := _spelling(options):
+        spelling.check(loaded, choice, limits is not None)
+    return Checked(options, task, spec, loaded, limits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +126,7 @@ def planned(each: Listed, lists: Sequence[Given]) -> Planned:
         pairs=of.limits,
         exclude=exclude,
         filters=filters,
+        spelling=_spelling(options),
     )
     secret_name, module = options.hf_token_secret or "", options.task_module or ""
     job = graph.Job(of.folder, plan, corpus, options.tokenizer, secret_name, module)
@@ -196,6 +201,11 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
             raise UserError(f"--{name}=1 leaves room for EOS alone: give 2 or more")
     too_long = options.too_long or TOO_LONG[0]
     return PairLimits(options.max_inputs or 0, options.max_targets or 0, too_long)
+
+
+def _spelling(options: Options) -> Spelling | None:
+    chosen = Spelling(options.sentinels, options.special_tokens)
+    return None if chosen == Spelling(QUARANTINE, QUARANTINE) else chosen
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:

@@ -161,20 +161,28 @@ def refusal(vocabulary: Vocabulary) -> str:
     return ""
 
 
-def without_sentinels(
-    vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray
+def without_special(
+    vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray, keeps_sentinels: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Empties texts with `reserved` ids; returns (tokens, lengths, bool[texts] of the emptied)."""
-    spelt = np.zeros(len(lengths), bool)
+    """Empties texts with `reserved` ids, except sentinels if `keeps_sentinels`.
+
+    Returns (tokens, lengths, int64[texts]: the first such id, -1 in other texts).
+    """
+    spelt = np.full(len(lengths), -1)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster
+        if keeps_sentinels:
+            return tokens, lengths, spelt
         places = np.flatnonzero(tokens >= vocabulary.first_sentinel)
     else:
         places = np.flatnonzero(vocabulary.reserved[tokens])
+        if keeps_sentinels:
+            places = places[tokens[places] < vocabulary.first_sentinel]
     if not len(places):
         return tokens, lengths, spelt
-    spelt[np.searchsorted(np.cumsum(lengths), places, side="right")] = True
-    kept = np.repeat(~spelt, lengths)
-    return tokens[kept], np.where(spelt, 0, lengths), spelt
+    places = places[::-1]  # of several, the first is written last
+    spelt[np.searchsorted(np.cumsum(lengths), places, side="right")] = tokens[places]
+    kept = np.repeat(spelt < 0, lengths)
+    return tokens[kept], np.where(spelt < 0, lengths, 0), spelt
 
 
 def text_bytes(texts: pa.Array) -> np.ndarray:

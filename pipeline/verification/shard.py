@@ -21,7 +21,7 @@ from pipeline.excluding.traces import Traces
 from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
 from tasks.cache import manifest, records
-from tasks.cache.manifest import LINEAGE_COLUMNS, MANIFEST, FileEntry, Plan, Shard
+from tasks.cache.manifest import KEEP, LINEAGE_COLUMNS, MANIFEST, FileEntry, Plan, Shard
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -90,7 +90,9 @@ class ShardChecker:
         self._own, self._given = Filter.of_files(own), Filter.of_files(given)
         self._lists = Filter.of_files([*own, *given])
         self._has_all_lists = len(own) == len(plan.exclude or ())
-        self._first_sentinel = plan.vocabulary.size - plan.vocabulary.sentinels
+        self._end = plan.vocabulary.size - plan.vocabulary.sentinels
+        if plan.spelling and plan.spelling.sentinels == KEEP:
+            self._end = plan.vocabulary.size
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
         """Checks shard `index` of `split`; a file that cannot be read raises an OSError."""
@@ -121,7 +123,7 @@ class ShardChecker:
                 faults.append(Fault(named[kind], what, _WRITTEN_WRONG))
 
         _check_index(content["rows"] or b"", rows, plan, require)
-        _check_tokens(rows, plan, self._first_sentinel, require)
+        _check_tokens(rows, plan, self._end, require)
         lineage = _lineage(content["documents"] or b"", require)
         if lineage is None:
             return checked
@@ -281,7 +283,7 @@ def _check_index(data: bytes, rows: Rows, plan: Plan, require: _Require) -> None
         require("rows", first, not len(wrong))
 
 
-def _check_tokens(rows: Rows, plan: Plan, first_sentinel: int, require: _Require) -> None:
+def _check_tokens(rows: Rows, plan: Plan, end: int, require: _Require) -> None:
     lengths = rows.lengths
     require("tfrecord", "a row is empty", (lengths > 0).all())
     if plan.pairs:
@@ -301,8 +303,8 @@ def _check_tokens(rows: Rows, plan: Plan, first_sentinel: int, require: _Require
     require("tfrecord", "it holds padding", not padded)
     require(
         "tfrecord",
-        f"it holds id {rows.most}, but ids from {first_sentinel} up are sentinels",
-        rows.most < first_sentinel,
+        f"it holds id {rows.most}, but ids from {end} up are not allowed in texts",
+        rows.most < end,
     )
 
 

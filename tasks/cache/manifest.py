@@ -70,6 +70,12 @@ INDICES = (ROW_INDEX, PAIR_INDEX, RAGGED_INDEX)
 # Treatment of a pair with a side longer than allowed.
 TOO_LONG = QUARANTINE, CUT, SPLIT = "quarantine", "cut", "split"
 
+# Treatment of a text that spells a sentinel or another special token: left out; kept, with the
+# sentinel's id; or kept, with the token as plain text.
+KEEP, TEXT = "keep", "text"
+SENTINELS, SPECIAL_TOKENS = "sentinels", "special_tokens"
+SPELLINGS = {SENTINELS: (QUARANTINE, KEEP, TEXT), SPECIAL_TOKENS: (QUARANTINE, TEXT)}
+
 # Columns of the lineage table, one row per document piece. A piece is the whole document, except
 # that best_fit cuts documents longer than a row. `id`: the document's id in its corpus; `row`,
 # `position`: where the piece begins; `tokens`: its length, including the separator;
@@ -106,6 +112,14 @@ class PairLimits:
     max_inputs: int
     max_targets: int
     too_long: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Spelling:
+    """Treatment of texts that spell a sentinel or a special token, as in SPELLINGS."""
+
+    sentinels: str
+    special_tokens: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +177,7 @@ class Plan:
     # Lists of documents to leave out, in the given order; None if none.
     exclude: tuple[ExcludeRecord, ...] | None = None
     filters: tuple[FilterRecord, ...] | None = None  # rules that judge documents; None if none
+    spelling: Spelling | None = None  # None if texts that spell special tokens are left out
 
     @property
     def unit(self) -> Unit:
@@ -354,6 +369,10 @@ def plan_from_dict(value: Any) -> Plan:
         check_count(count, f"shards.{split}", least=1)
     if plan.pairs and plan.pairs.too_long not in TOO_LONG:
         raise wrong("pairs.too_long", plan.pairs.too_long, f"one of {', '.join(TOO_LONG)}")
+    for name, known in SPELLINGS.items() if plan.spelling else ():
+        if getattr(plan.spelling, name) not in known:
+            found = getattr(plan.spelling, name)
+            raise wrong(f"spelling.{name}", found, f"one of {', '.join(known)}")
     if plan.adopted and plan.adopted.program not in PROGRAMS:
         raise wrong("adopted.program", plan.adopted.program, f"one of {', '.join(PROGRAMS)}")
     if (file := plan.vocabulary.file) not in (None, *VOCABULARY_FILES):

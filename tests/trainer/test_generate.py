@@ -9,6 +9,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import encode_with_sentinels
 from tests.support import runs
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
@@ -192,7 +193,7 @@ def test_fill_shows_spans_in_their_places(run, spm, capsys, monkeypatch):
     ids = np.array(sentinel(0) + first + sentinel(1) + second + sentinel(2) + first)
 
     def found(self, prompts, example_ids=None):
-        expected = text.encode(spm, "It is <extra_id_0> at <extra_id_1>.").tolist()
+        expected = encode_with_sentinels(spm, "It is <extra_id_0> at <extra_id_1>.").tolist()
         assert prompts[0].tolist() == [*expected, vocabulary.EOS_ID]
         return [Decoded(ids, 0.0, True)]
 
@@ -210,12 +211,12 @@ def test_gaps_are_encoded_as_span_corruption_writes_them(spm):
     starts = [place for place, piece in enumerate(pieces) if piece.startswith("\u2581")]
     begin, end = starts[1], starts[2]
     expected = [*ids[:begin], spm.size - 1, *ids[end:]]
-    assert text.encode(spm, "the <extra_id_0> of the functions").tolist() == expected
+    assert encode_with_sentinels(spm, "the <extra_id_0> of the functions").tolist() == expected
     # No number of a sentinel has so many digits.
-    assert spm.size - 1 not in text.encode(spm, f"the <extra_id_{'0' * 5000}>").tolist()
+    assert spm.size - 1 not in encode_with_sentinels(spm, f"the <extra_id_{'0' * 5000}>").tolist()
     # Punctuation after a gap has no space before it.
     stop = spm.encode(["end."])[0].tolist()[-1]
-    assert text.encode(spm, "the <extra_id_0>.").tolist()[-1] == stop
+    assert encode_with_sentinels(spm, "the <extra_id_0>.").tolist()[-1] == stop
     ids = np.array([*spm.encode(["a list"])[0], spm.size + 3], np.int32)
     assert text.decode(spm, ids) == "a list"
     assert text.spans(spm, np.array([spm.size - 1, *ids])) == {0: "a list"}

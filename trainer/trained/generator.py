@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tasks.vocabulary import encode_with_sentinels
 from trainer.data.cached import CachedData
 from trainer.data.interface import Run
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
@@ -58,7 +59,7 @@ class Generator:
 
     def ids(self, prompt: str) -> np.ndarray:
         """Returns a prompt's ids as in training; raises UserError for a missing sentinel."""
-        ids = text.encode(self.vocabulary, prompt)
+        ids = encode_with_sentinels(self.vocabulary, prompt)
         return np.append(ids, np.int32(self.vocabulary.special.eos)) if self._form.ends else ids
 
     def __call__(

@@ -5,52 +5,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tasks.terminal.command_line import UserError
-from tasks.vocabulary import TokenIds, Vocabulary, sentinel_piece
+from tasks.vocabulary import TokenIds, Vocabulary
 
 _SENTINEL = re.compile(r"<extra_id_(\d{1,9})>")
-# SentencePiece's mark for a space.
-_SPACE = "\u2581"
-
-
-def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
-    """Returns the ids of a text, int32 [tokens], without EOS; <extra_id_k> becomes a sentinel.
-
-    Drops the space before a sentinel, which belongs to the span's first token. Text after a
-    sentinel without a space continues the word if the vocabulary has such a piece. Raises UserError
-    if the vocabulary lacks the sentinel.
-    """
-    # Texts are at even places, sentinel numbers at odd ones.
-    parts = _SENTINEL.split(text)
-    ids: list[int] = []
-    for place, part in enumerate(parts):
-        if place % 2:
-            ids.append(_sentinel(vocabulary, int(part)))
-            continue
-        if place < len(parts) - 1:
-            part = part.removesuffix(" ")
-        own = vocabulary.encode([part])[0].tolist() if part else []
-        if place and own and not part[0].isspace():
-            own = _without_space(vocabulary, own)
-        ids += own
-    return np.asarray(ids, np.int32)
-
-
-def _sentinel(vocabulary: Vocabulary, number: int) -> int:
-    count = vocabulary.record.sentinels
-    if number >= count:
-        which = f"{sentinel_piece(0)} to {sentinel_piece(count - 1)}" if count else "no sentinels"
-        raise UserError(f"the vocabulary has no {sentinel_piece(number)}: it has {which}")
-    return vocabulary.size - 1 - number
-
-
-def _without_space(vocabulary: Vocabulary, ids: list[int]) -> list[int]:
-    """Returns ids without the space that SentencePiece puts before a text."""
-    first = vocabulary.piece(ids[0])
-    if first == _SPACE:
-        return ids[1:]
-    known = vocabulary.ids.find(first.removeprefix(_SPACE))
-    return ids if known is None else [known, *ids[1:]]
 
 
 def decode(vocabulary: Vocabulary, ids: np.ndarray) -> str:

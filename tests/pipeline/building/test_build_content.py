@@ -9,12 +9,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import verify
 from pipeline.building import write
 from tasks import vocabulary
 from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, shard_file
 from tasks.cache.windows import Windows
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
+from tests.support import small_tokenizers
 from tests.support.corpora import write_json
 from tests.support.processes import started
 
@@ -154,11 +157,66 @@ def test_a_document_that_spells_a_sentinel_is_quarantined(build, tmp_path, vocab
     manifest = CacheManifest.load(str(folder))
     assert list(manifest.dropped("train").values()) == [1]
     assert "contains a sentinel" in next(iter(manifest.dropped("train")))
+    (path,) = folder.glob("*.quarantine-*")
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert line["value"] == {"token": "<extra_id_7>", "character": 8}
     windows = Windows(str(folder), manifest, "train", 100, keep_tails=True)
     loaded = load(str(folder))
     tokens, lengths = windows.read(np.array([0]))
     assert tokens[0].max() < loaded.first_sentinel
     assert loaded.decode(tokens[0, : lengths[0]]) == "some text more of it"
+
+
+@pytest.mark.parametrize("choice", ["keep", "text"])
+def test_pairs_may_spell_sentinels(build, tmp_path, vocabulary, choice):
+    from vocab.train import add_sentinels
+
+    model = (vocabulary / "sentencepiece.model").read_bytes()
+    (tmp_path / "with.model").write_bytes(add_sentinels(model, 100))
+    pairs = [{"a": f"some text {n}", "b": "<extra_id_0> some <extra_id_1>"} for n in range(3)]
+    lines = [json.dumps(pair) for pair in [*pairs, {"a": "plain", "b": "text"}]]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    flags = [
+        *("--task=supervised", "--name=x"),
+        *(f"--vocabulary={tmp_path}/with.model", "--extra_ids=0"),
+        f"--corpus=json:{tmp_path}/pairs.jsonl?inputs=a&targets=b&validation=0",
+    ]
+    with pytest.raises(
+        UserError, match=r"contains a sentinel.*--sentinels=keep \(pairs\) or --sen"
+    ):
+        build(tmp_path / "without", *flags)
+    build(tmp_path / "cache", *flags, f"--sentinels={choice}")
+    folder = tmp_path / "cache" / "x_supervised"
+    manifest, loaded = CacheManifest.load(str(folder)), load(str(folder))
+    (shard,) = manifest.splits["train"]
+    name = {"keep": "kept sentinels", "text": "sentinels as text"}[choice]
+    assert (shard.documents, shard.edits, shard.dropped) == (4, {name: 3}, {})
+    (rows, _, _) = read_shard(folder, "train", 0, 1)
+    targets = [row.targets.tolist() for row in rows]
+    first = loaded.first_sentinel
+    sentinels = [[loaded.size - 1 - each for each in ids if each >= first] for ids in targets]
+    assert sorted(sentinels) == ([[], [0, 1], [0, 1], [0, 1]] if choice == "keep" else [[]] * 4)
+    assert verify.main([f"--cache={folder}"]) == 0
+
+
+def test_a_special_token_in_a_text_is_named_or_kept_as_text(build, tmp_path):
+    folder = small_tokenizers.KINDS["bert"](tmp_path / "bert", small_tokenizers.documents(100))
+    texts = ["some text", "it is [MASK] here", "more of it"]
+    flags = [
+        f"--corpus={write_json(tmp_path / 'some.jsonl', texts)}?validation=0",
+        *(f"--vocabulary={folder}", "--extra_ids=100", "--max_quarantined=0.5"),
+    ]
+    left_out = build(tmp_path / "cache", *flags)
+    assert CacheManifest.load(str(left_out)).dropped("train") == {
+        "contains the special token [MASK]": 1
+    }
+    (path,) = left_out.glob("*.quarantine-*")
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert line["value"] == {"token": "[MASK]", "character": 6}
+    kept = build(tmp_path / "kept", *flags, "--special_tokens=text")
+    (shard,) = CacheManifest.load(str(kept)).splits["train"]
+    assert (shard.documents, shard.edits) == (3, {"special tokens as text": 1})
+    assert verify.main([f"--cache={kept}"]) == 0
 
 
 def test_a_shard_that_cannot_be_written_leaves_nothing(cache, tmp_path, monkeypatch):

@@ -434,13 +434,13 @@ def _files_of(piece):
 
 def test_threads_of_a_worker_share_no_buffers(cache, checksums, tmp_path, corpus, monkeypatch):
     """Dataflow calls the function from several threads of a process."""
-    usual = tokenize.without_sentinels
+    usual = tokenize.without_special
 
-    def late(vocabulary, tokens, lengths):
+    def late(*arguments):
         time.sleep(0.02)  # other threads run before these tokens are written
-        return usual(vocabulary, tokens, lengths)
+        return usual(*arguments)
 
-    monkeypatch.setattr(tokenize, "without_sentinels", late)
+    monkeypatch.setattr(tokenize, "without_special", late)
     plan = CacheManifest.load(str(cache)).plan
     found = sources.resolve(sources.parse(corpus))
     (tmp_path / "sentencepiece.model").write_bytes((cache / "sentencepiece.model").read_bytes())
