@@ -87,7 +87,6 @@ _INSTEAD = {
     "threshold similarity jaccard jaccard_threshold": "min_similarity",
     "num_hashes num_perm b r": "bands rows",
     "ngram_size n": "ngram | num_return_sequences",
-    "coordinator_address": "processes.coordinator",
     "module_import tasks_module": "task_module",
     "seqio_additional_cache_dirs additional_task_cache_dirs": "cache_dir",
     "append_eod": "separator",

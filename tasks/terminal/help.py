@@ -69,8 +69,9 @@ def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
     if len(value) > _INDENT // 2:
         value = "=NAME"
     words = f"{flag.field.metadata['often']}{_default(flag, defaults)}"
-    short = (each[2:] for each in flag.field.metadata["aliases"] if each[:2] == "--")
-    return f"  --{next(short, flag.name)}{value}".ljust(_BRIEF) + f" {words}"
+    last = flag.name.rpartition(".")[2]
+    short = last if f"--{last}" in flag.field.metadata["aliases"] else flag.name
+    return f"  --{short}{value}".ljust(_BRIEF) + f" {words}"
 
 
 def _usage(flags: Iterable[Flag]) -> str:

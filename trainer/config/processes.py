@@ -23,10 +23,16 @@ class ProcessesConfig:
         "MPI or Kubernetes, so that all processes run the same command; None: a single process",
         rule=_COORDINATOR,
         often="HOST:PORT of process 0, or auto",
+        aliases=("--coordinator_address",),  # this and the others are T5X's
     )
-    count: int | None = field(None, "number of processes, if coordinator is HOST:PORT")
+    count: int | None = field(
+        None, "number of processes, if coordinator is HOST:PORT", aliases=("--process_count",)
+    )
     index: int | None = field(
-        None, "index of this process, from 0, if coordinator is HOST:PORT", rule=at_least(0)
+        None,
+        "index of this process, from 0, if coordinator is HOST:PORT",
+        rule=at_least(0),
+        aliases=("--process_index",),
     )
     timeout_seconds: int = field(
         60,

@@ -1,6 +1,6 @@
 """Built-in descriptions of T5X's gin files, used if T5X is not installed.
 
-Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `examples/*/**.gin`.
+Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `examples/**/*.gin`.
 """
 
 from collections.abc import Mapping
@@ -211,6 +211,28 @@ def _models() -> dict[str, dict[str, Any]]:
     return found
 
 
+def _c4(size: str, **settings: Any) -> dict[str, Any]:
+    """Returns the bindings of T5X's example that pretrains on C4."""
+    return {
+        **_model(f"t5_1_1_{size}"),
+        **_RUNS["t5x/configs/runs/pretrain.gin"],
+        "MIXTURE_OR_TASK_NAME": "c4_v220_span_corruption",
+        "TASK_FEATURE_LENGTHS": {"inputs": 512, "targets": 114},
+        "DROPOUT_RATE": 0.0,
+        "BATCH_SIZE": 256,
+        **settings,
+    }
+
+
+_EXAMPLES = {
+    f"t5x/examples/t5/t5_1_1/examples/{size}_c4_pretrain.gin": _c4(size, **settings)
+    for size, settings in (
+        ("base", {"TRAIN_STEPS": 100_000, "train.eval_period": 2000}),
+        ("small", {"TRAIN_STEPS": 10_000}),
+    )
+}
+
+
 def described(files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, list[Binding]]:
     """Returns a file's path -> its bindings."""
     return {
@@ -219,7 +241,7 @@ def described(files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, list[Bindi
     }
 
 
-DESCRIPTIONS = described({**_RUNS, **_models()})
+DESCRIPTIONS = described({**_RUNS, **_models(), **_EXAMPLES})
 # Macros that a file may set even if no other file reads them.
 MACROS = {
     *("EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE", "JSON_WRITE_N_RESULTS"),

@@ -29,8 +29,10 @@ MUST = object()
 UNSET = object()
 
 
-def _command(binding: Binding) -> str | None:
-    return COMMANDS.get(binding.selector.rpartition(".")[2])
+def _other(binding: Binding) -> str | None:
+    """Returns what to do about a binding of another command or of Flaxformer."""
+    hint = COMMANDS.get(binding.selector.rpartition(".")[2])
+    return FLAXFORMER if binding.selector.startswith("flaxformer.") else hint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +142,8 @@ class Reading:
         self._known = tuple(known)
         self._bound: dict[tuple[str, str, str], Binding] = {}
         self._used: set[tuple[str, str, str]] = set()
-        # An error about the command that files configure is clearer than one about an unknown name.
-        for binding in sorted(statements.bindings, key=lambda each: _command(each) is None):
+        # An error about what the files are for is clearer than one about an unknown name.
+        for binding in sorted(statements.bindings, key=lambda each: _other(each) is None):
             if binding.argument:
                 self._bound[self._key(binding)] = binding
         self._twice()
@@ -261,13 +263,17 @@ class Reading:
                     f"{argument.only!r}: {argument.why}"
                 )
         else:
-            for reference in references(found.value):
-                self._cover(reference, found.origin)
-            if found.value != argument.default and not binding.library:
+            said = found.value != argument.default and not binding.library
+            if said:
                 self.idle(f"{name} = {found.value!r} ({found.origin}): {argument.why}")
+            for reference in references(found.value):
+                self._cover(reference, found.origin, argument.why, said)
 
-    def _cover(self, reference: Reference, origin: str) -> None:
-        """Marks as read the bindings of an unsupported configurable and its references."""
+    def _cover(self, reference: Reference, origin: str, why: str, said: bool) -> None:
+        """Marks as read the bindings of an unsupported configurable and its references.
+
+        Reports the users' own, with their reason or `why`, unless `why` was said.
+        """
         configurable = self._configurable(reference, origin)
         for key, binding in self._bound.items():
             here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
@@ -275,9 +281,14 @@ class Reading:
                 self._used.add(key)
                 if self.macros.unset(binding):
                     continue
-                value, origin = self.macros.resolve(binding)
+                value, where = self.macros.resolve(binding)
+                argument = configurable.arguments[binding.argument]
+                own = argument.why if argument.only is UNSET else ""
+                told = said and own in ("", why)
+                if not (told or binding.library or value == argument.default):
+                    self.idle(f"{binding.name} = {value!r} ({where}): {own or why}")
                 for inner in references(value):
-                    self._cover(inner, origin)
+                    self._cover(inner, where, why, said or not binding.library)
 
     def _configurable(self, reference: Reference, origin: str) -> Configurable:
         for each in self._known:
@@ -288,6 +299,16 @@ class Reading:
             f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
         )
 
+    def _elsewhere(self, selector: str) -> str:
+        """Returns what to do about a user's own copy of a known configurable; "" for others."""
+        short = selector.rpartition(".")[2]
+        known = " or ".join(each.names[0] for each in self._known if each.short == short)
+        if not known or "." not in selector:
+            return ""
+        of_model = ".network." in f".{selector}"
+        instead = "; leave the model's files out and name it with --preset" if of_model else ""
+        return f"it must be {known}, as code that files name is not run{instead}"
+
     def _nearest(self, selector: str) -> str:
         return nearest(selector.rpartition(".")[2], [each.short for each in self._known])
 
@@ -295,8 +316,7 @@ class Reading:
         """Returns (scope, full name, argument); raises UserError if one is unknown."""
         named = [each for each in self._known if _names(each, binding.selector)]
         if not named:
-            of_flaxformer = binding.selector.startswith("flaxformer.")
-            hint = FLAXFORMER if of_flaxformer else _command(binding)
+            hint = _other(binding) or self._elsewhere(binding.selector)
             raise UserError(
                 f"{binding.place}: {binding.name}: the configurable {binding.selector} is unknown"
                 f"{self._nearest(binding.selector) if not hint else ''}: "

@@ -22,7 +22,7 @@ FLAXFORMER = (
 )
 _EVALUATE = "evaluate a run with python -m trainer.evaluate"
 _EXPORT = "export a run with python -m trainer.export"
-_INFER = f"{_EXPORT}, and generate text with transformers"
+_INFER = f"generate text with python -m trainer.generate --model_dir=DIR, or {_EXPORT}"
 _PRECOMPILE = "compile a run ahead of time with python -m trainer.plan --topology=NAME"
 # T5X's commands other than training, and base names of their files -> our commands.
 COMMANDS = {
@@ -134,17 +134,7 @@ class _Reader:
         candidates = [os.path.join(folder, name) for folder in [*self._folders, *beside]]
         path = next((each for each in candidates if os.path.isfile(each)), None)
         if path is None:
-            if name not in self._built_in:
-                hint = COMMANDS.get(os.path.basename(name))
-                hint = FLAXFORMER if name.startswith("flaxformer/") else hint
-                if hint:
-                    raise UserError(f"{named_at}: there is no {name}; {hint}")
-                sought = ", ".join(dict.fromkeys(folder or "." for folder in self._folders))
-                raise UserError(
-                    f"{named_at}: there is no {name} in {sought}{nearest(name, self._built_in)}: "
-                    "add the folder that contains it to --gin_search_paths"
-                )
-            self.found.bindings += self._built_in[name]
+            self.found.bindings += self._described(name, named_at)
             return
         real = os.path.realpath(path)
         if real in [each for _, each in above]:
@@ -159,6 +149,21 @@ class _Reader:
                 f"{named_at}: {path} is not UTF-8 (byte {error.start}): save it as UTF-8"
             ) from error
         self._statements(io.StringIO(text), name, (*above, (name, real)))
+
+    def _described(self, name: str, named_at: str) -> list[Binding]:
+        """Returns the bindings of a built-in file; a clone of T5X has it in t5x/t5x."""
+        known = name.removeprefix(_LIBRARY) if name.startswith(2 * _LIBRARY) else name
+        if known in self._built_in:
+            return self._built_in[known]
+        hint = COMMANDS.get(os.path.basename(name))
+        hint = FLAXFORMER if "/flaxformer/" in f"/{name}" else hint
+        if hint:
+            raise UserError(f"{named_at}: there is no {name}; {hint}")
+        sought = ", ".join(dict.fromkeys(folder or "." for folder in self._folders))
+        raise UserError(
+            f"{named_at}: there is no {name} in {sought}{nearest(name, self._built_in)}: "
+            "add the folder that contains it to --gin_search_paths"
+        )
 
     def flag(self, flag: str) -> None:
         name, equals, text = flag.partition("=")
@@ -221,6 +226,8 @@ OURS = {
 
 
 def _flags(macro: str) -> str:
+    if macro == "MODEL":
+        return "--preset, or include a model such as 't5x/examples/t5/t5_1_1/base.gin'"
     theirs = f"--gin.{macro}=VALUE, strings as \"'text'\""
     return f"--{OURS[macro]}=VALUE, or {theirs}" if macro in OURS else theirs
 

@@ -37,6 +37,14 @@ def _same(fact: str, what: str) -> m.Argument:
     return m.take(check)
 
 
+def _evaluated_split(reading: m.Reading, found: Value) -> None:
+    if found.value != "validation":
+        reading.warn(
+            f"train_eval/DatasetConfig.split = {found.value!r} ({found.origin}): here, evaluation "
+            "reads the validation split; trainer.evaluate --split=train reads the training split"
+        )
+
+
 def _module(reading: m.Reading, found: Value) -> None:
     if found.value is not None:
         reading.warn(
@@ -164,7 +172,7 @@ _EVALUATION = m.configurable(
     | {
         "mixture_or_task_name": _same("task", "task"),
         "task_feature_lengths": _same("lengths", "lengths"),
-        "split": m.only("validation", "evaluation reads the validation split"),
+        "split": m.take(_evaluated_split),
         "batch_size": m.field("evaluation.batch_size"),
         "shuffle": m.only(False, "evaluation reads rows in order"),
         "seed": m.nothing("validation rows always have the same noise, from the run's seed", 42),
@@ -253,7 +261,12 @@ def _undecoded(*names: str, arguments: str) -> m.Configurable:
 
 # Configurables without a counterpart that files may still bind and refer to.
 _IDLE = (
-    _undecoded("seqio.Evaluator", arguments="logger_cls num_examples use_memory_cache"),
+    m.configurable(
+        "seqio.Evaluator",
+        logger_cls=m.nothing(NO_DECODING),
+        num_examples=m.nothing("set --evaluation.examples", None),
+        use_memory_cache=m.nothing(NO_DECODING),
+    ),
     m.configurable("seqio.PyLoggingLogger"),
     m.configurable("seqio.TensorBoardLogger"),
     _undecoded("seqio.JSONLogger", arguments="write_n_results"),

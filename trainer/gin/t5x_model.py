@@ -14,7 +14,7 @@ from trainer.gin import meaning as m
 from trainer.gin.reader import Reference, Value
 from trainer.model.parts import PER_LAYER
 
-NO_DECODING = "no text is decoded during pretraining"
+NO_DECODING = "--evaluation.metrics and --evaluation.decoding say what is decoded"
 
 # flax.linen's names for activations -> ours.
 _ACTIVATIONS = {"gelu": "gelu", "linear": "linear", "relu": "relu", "silu": "silu", "swish": "silu"}
