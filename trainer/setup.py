@@ -233,7 +233,9 @@ def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:
     if expected.extra_ids not in (None, vocabulary.extra_ids):
         raise UserError(
             f"--vocabulary.extra_ids={expected.extra_ids}: {vocabulary.place} has "
-            f"{vocabulary.extra_ids} besides its pieces"
+            f"{vocabulary.extra_ids} besides its pieces: set "
+            f"--vocabulary.extra_ids={vocabulary.extra_ids} to train with it, or build a cache "
+            f"with --extra_ids={expected.extra_ids}"
         )
     path = expected.model_file
     if path is None or files.is_remote(path):

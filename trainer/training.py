@@ -1,7 +1,10 @@
 """A training run, from its configuration to its end."""
 
+import queue
 import shlex
+import threading
 
+from tasks.storage import files, retries
 from trainer.config import Config, fields
 
 # Remedies for a run that does not fit in memory, gentlest first.
@@ -15,17 +18,20 @@ _LESS_MEMORY = (
 _USES = {"encoder_decoder": ("fill", "generate"), "decoder": ("generate",)}
 
 
+# How long --print_config waits for a cache in a store, whose libraries may try for minutes.
+_PATIENCE_SECONDS = 15.0
+
+
 def start(config: Config, origins: dict[str, str], print_config: str | None = None) -> int:
     """Trains and returns the exit code, or prints the configuration's "values" or "words"."""
-    from trainer.setup import prepare
-
     if print_config:
         if config.cache_dir:
-            config = prepare(config, origins).config
+            config = _completed(config, origins)
         print(fields.describe(config, origins, words=print_config == "words"))
         return 0
 
     from trainer.engine import determinism, hardware, processes
+    from trainer.setup import prepare
 
     determinism.set_flags(config.deterministic)
     with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
@@ -53,3 +59,32 @@ def _next(config: Config) -> str:
         f"next: python -m trainer.report {folder}\n"
         f"      (or, with --model_dir={folder}: trainer.{', trainer.'.join(commands)})"
     )
+
+
+def _completed(config: Config, origins: dict[str, str]) -> Config:
+    """Returns `config` with the fields that its cache implies, unless its store does not answer."""
+    from trainer.setup import prepare
+
+    answers: queue.SimpleQueue[Config | BaseException] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(prepare(config, origins).config)
+        except BaseException as error:
+            answers.put(error)
+
+    if files.is_remote(config.cache_dir):
+        threading.Thread(target=ask, daemon=True).start()
+    else:
+        ask()
+    answer: Config | BaseException
+    try:
+        answer = answers.get(timeout=_PATIENCE_SECONDS)
+    except queue.Empty:
+        answer = retries.Unreachable(f"no answer for {_PATIENCE_SECONDS:.0f} s")
+    if isinstance(answer, retries.Unreachable):
+        print(f"warning: nothing is taken from {config.cache_dir}: {answer.why}", flush=True)
+        return config
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

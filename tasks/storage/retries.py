@@ -32,6 +32,14 @@ _TRANSIENT = {
 _PERMANENT = {"UserError", "OfflineModeIsEnabled", "UnsupportedProtocol", "LocalProtocolError"}
 
 
+class Unreachable(UserError):
+    """A store that cannot be reached, or refuses a request; `why` lacks the advice."""
+
+    def __init__(self, why: str, advice: str = ""):
+        super().__init__(f"{why}; {advice}" if advice else why)
+        self.why = why
+
+
 class HttpError(OSError):
     """An HTTP response with an error status."""
 
@@ -75,9 +83,10 @@ def with_retries(
             limit = min(most, seconds())
             pause = max(least, delay * random.uniform(0.5, 1))
             if time.monotonic() + pause - began > limit:
-                raise UserError(
+                raise Unreachable(
                     f"{what} cannot be reached: no data for {limit:.0f} s; the last error was "
-                    f"{reason}; finished work is kept: run the same command again to resume"
+                    f"{reason}",
+                    "finished work is kept: run the same command again to resume",
                 ) from error
         logging.getLogger(__name__).warning("%s: %s, retrying in %.1f s", what, reason, pause)
         time.sleep(pause)

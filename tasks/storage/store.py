@@ -70,7 +70,7 @@ class Store:
             raise
         except Exception as error:
             if advice := _advice(self._url, error):
-                raise UserError(advice) from error
+                raise retries.Unreachable(advice) from error
             raise
 
     def info(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _check_bucket(bucket: str) -> None:
     try:
         retries.with_retries(f"gs://{bucket}", look)
     except FileNotFoundError as error:
-        raise UserError(
+        raise retries.Unreachable(
             f"there is no bucket {bucket}: make it with `gcloud storage buckets create "
             f"gs://{bucket} --location=REGION`, in the region of the machines"
         ) from error

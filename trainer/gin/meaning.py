@@ -42,7 +42,8 @@ class Argument:
     `field`: path of the configuration field that receives the value after `convert`;
     `refers`: configurables that the argument may name, or None if `optional`;
     `only`: the only supported value, with synonyms `same`; `why` explains the restriction;
-    `take`: a function called with (reading, value), for all other cases.
+    `take`: a function called with (reading, value), for all other cases, and, if it keeps the
+    value for later, its key `fact` in `facts`.
     Without any, the argument has no counterpart: `why` is reported unless the value is `default`.
     """
 
@@ -54,6 +55,7 @@ class Argument:
     only: Any = UNSET
     same: tuple[Any, ...] = ()
     take: Callable[[Reading, Value], None] | None = None
+    fact: str = ""
     why: str = ""
 
 
@@ -122,7 +124,23 @@ def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
         found = Value(typed(found, name, kind), found.origin)
         reading.facts[f"{reading.scope}/{name}" if reading.scope else name] = found
 
-    return take(note, default)
+    return Argument(default=default, take=note, fact=name)
+
+
+class _Facts(dict[str, Value]):
+    """Values by key; `used` has the keys that were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used: set[str] = set()
+
+    def __getitem__(self, key: str) -> Value:
+        self.used.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.used.add(key)
+        return super().get(key, default)
 
 
 class Reading:
@@ -137,7 +155,9 @@ class Reading:
         self.macros = Macros(statements.bindings)
         self.fields: dict[str, Value] = {}
         self.notes: list[tuple[str, str]] = []
-        self.facts: dict[str, Value] = {}
+        self.facts = _Facts()
+        self._kept: dict[str, str] = {}
+        self._reads_all = False
         self.scope = ""
         self._known = tuple(known)
         self._bound: dict[tuple[str, str, str], Binding] = {}
@@ -186,6 +206,7 @@ class Reading:
 
         This is for files that never refer to the configurables that they bind.
         """
+        self._reads_all = True
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
         scoped: dict[str, tuple[str, Value]] = {}
         for (scope, name, argument), binding in order:
@@ -235,6 +256,13 @@ class Reading:
                 why = self._meaning(*key[1:])[1].why or "nothing in these files refers to it"
                 self.idle(f"{binding.name} ({binding.place}): {why}")
 
+    def report_unused(self) -> None:
+        """Reports the users' bindings that were kept for other settings, but not looked up."""
+        for key, name in self._kept.items():
+            value, origin = dict(self.facts)[key]
+            if key not in self.facts.used and value is not None:
+                self.idle(f"{name} = {value!r} ({origin}): it has no effect on this run")
+
     def _meaning(self, name: str, argument: str) -> tuple[Configurable, Argument]:
         found = next(each for each in self._known if each.names[0] == name)
         return found, found.arguments[argument]
@@ -256,6 +284,8 @@ class Reading:
             self.set(argument.field, value, found.origin)
         elif argument.take:
             argument.take(self, found)
+            if argument.fact and not binding.library:
+                self._kept[f"{self.scope}/{argument.fact}".removeprefix("/")] = name
         elif argument.only is not UNSET:
             if _plain(found.value) not in (argument.only, *argument.same):
                 raise UserError(
@@ -284,7 +314,7 @@ class Reading:
                 value, where = self.macros.resolve(binding)
                 argument = configurable.arguments[binding.argument]
                 own = argument.why if argument.only is UNSET else ""
-                told = said and own in ("", why)
+                told = self._reads_all or (said and own in ("", why))
                 if not (told or binding.library or value == argument.default):
                     self.idle(f"{binding.name} = {value!r} ({where}): {own or why}")
                 for inner in references(value):

@@ -49,6 +49,11 @@ _PARTS_OF_C4 = {"noclean": "en.noclean", "realnewslike": "realnewslike", "webtex
 # Keys of `denoise`'s arguments in `facts`.
 _BOUND = ("noise_mask_fn", "inputs_fn", "targets_fn")
 _NAME_IT = "name a task with --task"
+# Keys of a model's layers in `facts`, which a preset overrides.
+_OF_MODEL = (
+    *("layers", "num_layers", "layer_stack_cls", "ineffective", "norm", "last_norm", "use_bias"),
+    *("activations", "share_qk", "num_experts", "expert_activations", "loss_on_targets_only"),
+)
 # T5's defaults for spans.
 _SPANS = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
 _PLAIN, _MDHA = (ATTENTION, MLP), ("MDHA", MLP)
@@ -108,6 +113,9 @@ def understand(reading: Reading, preset: str | None) -> str:
     _set_lengths_and_rows(reading)
     if not preset:
         return _set_model(reading)
+    for fact in _OF_MODEL:
+        for stack in ("", "encoder/", "decoder/"):
+            reading.facts.get(f"{stack}{fact}")
     for path in [path for path in reading.fields if path.startswith("model.")]:
         if path not in ("model.dtype", "model.dropout_rate"):
             del reading.fields[path]
@@ -148,6 +156,7 @@ def _refuse_other_layers(reading: Reading) -> None:
         ("encoder", (ATTENTION, MLP)),
         ("decoder", (ATTENTION, "EncDecAttention", MLP)),
     ):
+        reading.facts.get(f"{stack}/full_attention")  # read by language models
         bound = reading.facts.get(f"{stack}/layers")
         if bound and tuple(map(_short, bound.value)) != names:
             rule = f"{', '.join(f'@{name}' for name in names)} in an encoder-decoder"

@@ -6,7 +6,18 @@ google-research/google-research `primer/`.
 
 from typing import Any
 
-from trainer.gin.meaning import Argument, configurable, field, keep, nothing, only, partitions
+from trainer.gin.meaning import (
+    Argument,
+    Reading,
+    configurable,
+    field,
+    keep,
+    nothing,
+    only,
+    partitions,
+    take,
+)
+from trainer.gin.reader import Value
 
 ATTENTION, MLP = "SelfAttention", "DenseReluDense"
 
@@ -24,6 +35,14 @@ def _unread(why: str, names: str) -> dict[str, Argument]:
 
 def _kept(kind: Any, names: str) -> dict[str, Argument]:
     return {name: keep(name, kind) for name in names.split()}
+
+
+def _take(reading: Reading, found: Value) -> None:
+    if found.value is not None:
+        reading.warn(
+            f"take.num_examples = {found.value!r} ({found.origin}) does not apply here: set "
+            f"--data.take='{found.value} documents' to read as many from the start of the corpus"
+        )
 
 
 _MESH = "mesh_tensorflow.transformer"
@@ -267,7 +286,7 @@ KNOWN = (
     ),
     configurable("t5.data.utils.sentinel_id", return_value=only(None, "it is the last id")),
     configurable(f"{_STEPS}.unsupervised", **_kept(list, "preprocessors")),
-    configurable(f"{_STEPS}.take", **_kept(int | None, "num_examples")),
+    configurable(f"{_STEPS}.take", num_examples=take(_take)),
     configurable(f"{_STEPS}.regular_noise_mask", **_kept(int, "min_span_length max_span_length")),
     *(
         configurable(

@@ -72,6 +72,7 @@ def load(
     _set_task(reading, overrides)
     _warn_of_vocabulary(reading)
     _note_imports(reading, _flag(overrides, "task_module"))
+    reading.report_unused()
     return _configured(reading, named, preset)
 
 

@@ -178,7 +178,7 @@ _EVALUATION = m.configurable(
         "seed": m.nothing("validation rows always have the same noise, from the run's seed", 42),
         "use_cached": _same("use_cached", "use_cached"),
         "pack": m.nothing("validation rows are packed like training rows", True),
-        "module": m.keep("evaluation_module", str | None),
+        "module": m.nothing("--task_module loads the module of both", None),
         "num_prefetch_threads": m.nothing("one thread makes evaluation batches", None),
     },
 )
