@@ -154,7 +154,7 @@ def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
     ("text", "says"),
     [
         ("include 't5x/configs/runs/eval.gin'", "python -m trainer.evaluate --model_dir=DIR"),
-        ("include 't5x/configs/runs/infer.gin'", "python -m trainer.export"),
+        ("include 't5x/configs/runs/infer.gin'", "python -m trainer.generate"),
         (
             "from t5x import export_lib\nexport_lib.save.model_name = 'x'",
             "python -m trainer.export",
@@ -165,6 +165,18 @@ def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
         ("import __main__ as s\ns.infer.mode = 'predict'", "python -m trainer.export"),
         ("include 'flaxformer/t5x/configs/umt5/base.gin'", "--model.position=relative_per_layer"),
         ("from flaxformer import x\nx.Encoder.size = 3", "Flaxformer's models are not read"),
+        (
+            "from flax import linen\nfrom flaxformer import x\n"
+            "bias/linen.initializers.normal.stddev = 1e-6\nx.Encoder.size = 3",
+            "Flaxformer's models are not read",
+        ),
+        ("include '/flaxformer/flaxformer/t5x/a.gin'", "Flaxformer's models are not read"),
+        (
+            "from mine import network\nnetwork.T5Config.emb_dim = 8",
+            "it must be t5x.examples.t5.network.T5Config or t5x.examples.scalable_t5.network."
+            "T5Config, as code that files name is not run; leave the model's files out and name it "
+            "with --preset",
+        ),
     ],
 )
 def test_what_other_commands_do_is_named(text, says, tmp_path):
@@ -189,6 +201,91 @@ DROPOUT_RATE = 0.0
             recipe.load([str(path)], [], [], None, others)
     with pytest.raises(UserError, match=re.escape("--gin.TRAIN_STEPS=\"'text'\"")):
         recipe.load([str(path)], [], ["TRAIN_STEPS=/a"], None, flags)
+
+
+def test_the_built_in_files_need_no_clone(tmp_path):
+    """A folder with a clone has them in t5x/t5x; those of other libraries are not taken so."""
+    example = "include '{}t5x/examples/t5/t5_1_1/examples/{}_c4_pretrain.gin'\nMODEL_DIR = 'm'\n"
+    read = {}
+    for size, clone in (("base", ""), ("base", "t5x/"), ("small", "t5x/")):
+        (tmp_path / "run.gin").write_text(example.format(clone, size))
+        read[size, clone] = recipe.load([f"{tmp_path}/run.gin"], [], [], None, []).config
+    base, small = read["base", "t5x/"], read["small", "t5x/"]
+    assert base == read["base", ""]
+    # Source: google-research/t5x, `examples/t5/t5_1_1/examples/{base,small}_c4_pretrain.gin`.
+    for config, emb_dim, steps, period in ((base, 768, 100_000, 2000), (small, 512, 10_000, 1000)):
+        assert config.model.emb_dim == emb_dim
+        assert (config.train_steps, config.evaluation.every_steps) == (steps, period)
+        assert (config.batch_size, config.task) == (256, "seqio:c4_v220_span_corruption")
+        assert (config.lengths.inputs, config.lengths.targets) == (512, 114)
+    assert "there is no t5x/dataset.gin" in error_of(tmp_path, "include 't5x/dataset.gin'\n")
+
+
+def test_an_evaluation_on_another_split_is_a_warning(tmp_path):
+    text = "train_eval/utils.DatasetConfig.split = 'train'\n"
+    config, _, notes = load(tmp_path, "from t5x import utils\n" + text)
+    assert config == load(tmp_path).config
+    (said,) = [text for _, text in notes if "DatasetConfig.split = 'train'" in text]
+    assert "run.gin:12): here, evaluation reads the validation split" in said
+    assert "DatasetConfig.split" not in str(load(tmp_path, text.replace("train'", "validation'")))
+
+
+EVALUATOR = """\
+from t5x import utils
+import seqio
+{parent}
+infer_eval/utils.DatasetConfig.split = 'test'
+seqio.Evaluator.num_examples = 500
+seqio.Evaluator.logger_cls = []
+"""
+
+
+def test_what_an_evaluator_reads_is_named(tmp_path):
+    """Also if only a built-in file refers to it, and once if the reason is the same."""
+    fine = RUN.format(model="t5/t5_1_1/tiny").replace("pretrain.gin", "finetune.gin")
+    parents = (
+        "train.inference_evaluator_cls = @seqio.Evaluator",
+        "train.infer_eval_dataset_cfg = @infer_eval/utils.DatasetConfig()\n"
+        "train.inference_evaluator_cls = @seqio.Evaluator",
+    )
+    told = []
+    for parent in parents:
+        (tmp_path / "run.gin").write_text(fine + EVALUATOR.format(parent=parent))
+        flags = ["INITIAL_CHECKPOINT_PATH='a'"]
+        notes = recipe.load([f"{tmp_path}/run.gin"], [], flags, None, []).notes
+        idle = [text.partition(" (")[0] for subject, text in notes if subject.startswith("read")]
+        told.append([text.partition(" = ")[0].rpartition(".t5x.")[2] for text in idle])
+        assert "num_examples = 500" in str(notes)
+        assert "set --evaluation.examples" in str(notes)
+    first, second = told
+    assert first == [
+        *("infer_eval/t5x.utils.DatasetConfig.split", "train.inference_evaluator_cls"),
+        "seqio.Evaluator.num_examples",
+    ]
+    assert second[0] == "train.infer_eval_dataset_cfg"
+    assert second[1:] == first[1:]
+
+
+def test_the_flags_of_t5x_for_several_processes_are_ours(tmp_path):
+    (tmp_path / "run.gin").write_text(RUN.format(model="t5/t5_1_1/tiny"))
+    theirs = ("--coordinator_address=a:1", "--process_count=2", "--process_index=1")
+    others = ("--multiprocess_gpu", "--seqio_additional_cache_dirs=/a", "--project_dirs=/b")
+    shown = done(
+        command(
+            "trainer.pretrain", f"--gin_file={tmp_path}/run.gin", *theirs, *others, "--print_config"
+        )
+    ).stdout
+    fields = {line.split()[0]: line.split()[2] for line in shown.splitlines() if " = " in line}
+    assert [fields[f"processes.{name}"] for name in ("coordinator", "count", "index")] == [
+        '"a:1"',
+        "2",
+        "1",
+    ]
+    for flag in others:
+        assert f"read, no counterpart: {flag.partition('=')[0]}: " in shown
+    listed = run(command("trainer.pretrain", "--help")).stdout
+    assert "--processes.coordinator" in listed
+    assert "--coordinator_address" not in listed
 
 
 def test_byt5_needs_no_copy_of_t5x(tmp_path):

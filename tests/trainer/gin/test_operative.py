@@ -195,6 +195,26 @@ def test_flags_supply_what_is_missing(tmp_path):
     assert load(tmp_path, begun, "--init_from=hf:t5").config.init_from == "hf:t5"
 
 
+def test_settings_of_data_that_do_not_apply_are_named(tmp_path):
+    text = operative(IID, *UNIQUE, 0.15, 192, "take.num_examples = 1000")
+
+    def told(*flags):
+        return [note for subject, note in load(tmp_path, text, *flags).notes]
+
+    (take,) = [note for note in told() if note.startswith("take.num_examples = 1000")]
+    assert "set --data.take='1000 documents'" in take
+    assert not [note for note in told() if note.endswith("no effect on this run")]
+    # A task of a flag makes the objective of the files idle.
+    idle = [note for note in told("--task=c4_prefix_lm") if note.endswith("no effect on this run")]
+    assert [note.partition(" =")[0] for note in idle] == [
+        *("denoise.inputs_fn", "denoise.targets_fn", "denoise.noise_mask_fn"),
+        "denoise.noise_density",
+    ]
+    assert len(told()) == len(set(told()))
+    unset = operative(IID, *UNIQUE, 0.15, 192, "take.num_examples = None")
+    assert "take.num_examples" not in str(load(tmp_path, unset).notes)
+
+
 def test_parts_of_c4_and_other_corpora_are_named(tmp_path):
     config, _, notes = load(
         tmp_path, operative(IID, *UNIQUE, 0.15, 192, task="c4_realnewslike_v020")
