@@ -93,7 +93,7 @@ def _next(folder: str, steps: int) -> str:
     run, logs = f"--model_dir={folder}", files.join(folder, "tensorboard")
     watch = "set --metrics.tensorboard=true"
     if files.exists(logs):
-        watch = f"tensorboard {shlex.quote(f'--logdir={logs}')}"
+        watch = f"tensorboard {shlex.quote(f'--logdir={logs}')}  # pip install tensorboard"
     return f"""checkpoints  {folder}/checkpoint_STEP
 
 Next:

@@ -96,7 +96,8 @@ def test_every_command_to_run_next_can_be_pasted(tmp_path, capsys):
     (tmp_path / "my model" / "tensorboard").mkdir()
     report.main([f"--model_dir={folder}"])
     lines = capsys.readouterr().out.partition("Next:\n")[2].splitlines()
-    assert shlex.split(lines[2])[-1] == f"--logdir={folder}/tensorboard"
+    assert shlex.split(lines[2], comments=True)[-1] == f"--logdir={folder}/tensorboard"
+    assert lines[2].endswith("  # pip install tensorboard")
 
 
 def test_charts_of_several_runs(tmp_path):

@@ -10,6 +10,7 @@ from tasks.cache.manifest import CacheManifest, as_json
 from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
+from tasks.metrics import metric
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
 from tasks.storage import files
@@ -354,7 +355,7 @@ class CachedData:
         evaluation, metrics = self._config.evaluation, named_metrics(self._config)
         judge = table.get(evaluation.supervised) if evaluation.supervised else None
         if judge and TASK_METRICS in evaluation.metrics:
-            metrics = tuple(dict.fromkeys((*judge.own_metrics, *metrics)))
+            metrics = tuple(dict.fromkeys((*metric.chosen(judge.metrics), *metrics)))
         if not metrics:
             return []
         ids = {each.task.name: each.ids for each in self.tasks}

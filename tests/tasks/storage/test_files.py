@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tasks.reading import sources
 from tasks.storage import files
+from tasks.storage.retries import Unreachable
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.servers.gcs import FAULTS, GcsServer
@@ -109,7 +110,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(gcs):
 def test_a_permanent_error_says_what_to_do(in_bucket, act, server, bucket, message):
     with GcsServer(**server) as gcs:
         in_bucket(gcs)
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(Unreachable, match=message):
             act(f"gs://{bucket}/folder/file")
         assert gcs.names() == []
 

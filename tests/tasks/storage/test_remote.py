@@ -124,8 +124,9 @@ def test_the_time_limit_is_for_time_without_progress(monkeypatch):
     retries.with_retries("a", action, progress=lambda: len(done))
     assert now[0] > 300
     done.clear()
-    with pytest.raises(UserError, match="a cannot be reached: no data for 100 s") as caught:
+    with pytest.raises(retries.Unreachable, match="a cannot be reached: no data for 100") as caught:
         retries.with_retries("a", action)
+    assert str(caught.value).startswith(f"{caught.value.why}; finished work is kept")
     assert "signature" not in str(caught.value)
     assert "hf_abc" not in str(caught.value)
 

@@ -128,3 +128,10 @@ def test_predictions_are_judged_as_a_supervised_task_does(pairs_and_text):
             "validation"
         )
     assert run_of(pairs_and_text, PAIRS).data.examples("validation") == []
+
+
+def test_packages_of_a_supervised_tasks_metrics_are_asked_for_first(pairs_and_text, monkeypatch):
+    data = run_of(pairs_and_text, PAIRS, "--evaluation.supervised=glue_stsb").data
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="the metric pearson needs the package scipy"):
+        data.examples("validation")

@@ -109,7 +109,8 @@ def test_a_vocabulary_other_than_the_cache_is_refused(text_cache, tmp_path, monk
         with pytest.raises(UserError, match=says):
             main([*flags, f"--gin.{name}='{model}'"])
     assert main([*flags, f"--gin.{name}='{own}'"]) == 0
-    with pytest.raises(UserError, match=r"--vocabulary\.extra_ids=100"):
+    remedies = r"set --vocabulary\.extra_ids=0 to train with it, or build .* --extra_ids=100"
+    with pytest.raises(UserError, match=rf"^--vocabulary\.extra_ids=100: .*{remedies}"):
         main([*flags, "--gin.SentencePieceVocabulary.extra_ids=100"])
     with pytest.raises(UserError, match=rf"--data\.pack has no effect on --task={TASK}"):
         main([*flags, "--data.pack=false"])
