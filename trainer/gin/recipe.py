@@ -67,6 +67,7 @@ def load(
         reading.walk(t5x.TRAIN)
         t5x_model.check_cosine(reading)
         _set_microbatch_law(reading)
+        _leave_out_own_folder(reading)
         reading.finish(includes.MACROS)
     _set_seed(reading)
     _set_task(reading, overrides)
@@ -99,6 +100,17 @@ def _set_microbatch_law(reading: Reading) -> None:
             f"num_microbatches = {parts.value} ({parts.origin}) with loss_normalizing_factor "
             f"({normalizer.origin}): each microbatch is normalized separately, as in T5X; with "
             "--loss.normalize_over=batch the result does not depend on num_microbatches"
+        )
+
+
+def _leave_out_own_folder(reading: Reading) -> None:
+    """Leaves out a checkpoint to start from that is the run's own folder."""
+    start, own = (reading.fields.get(name) for name in ("init_from", "model_dir"))
+    if start and own and start.value == own.value:
+        del reading.fields["init_from"]
+        reading.warn(
+            f"RestoreCheckpointConfig.path is the model_dir ({start.origin}): a run resumes from "
+            "it without that, and starts from the beginning if it has no checkpoint"
         )
 
 

@@ -288,6 +288,16 @@ def test_the_flags_of_t5x_for_several_processes_are_ours(tmp_path):
     assert "--coordinator_address" not in listed
 
 
+def test_a_run_that_restores_from_its_own_folder_resumes(tmp_path):
+    path = "from t5x import utils\nutils.RestoreCheckpointConfig.path = "
+    config, _, notes = load(tmp_path, path + "%MODEL_DIR\n")
+    assert config.init_from is None
+    assert "RestoreCheckpointConfig.path is the model_dir (" in str(notes)
+    config, _, notes = load(tmp_path, path + "'other'\n")
+    assert config.init_from == "other"
+    assert "is the model_dir" not in str(notes)
+
+
 def test_byt5_needs_no_copy_of_t5x(tmp_path):
     config, _, _ = load(tmp_path, model="t5/byt5/small")
     sizes = {"vocab_size": 384, "emb_dim": 1472, "num_heads": 6, "head_dim": 64, "mlp_dim": 3584}
