@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import multiprocessing
 import os
 import sys
 import types
@@ -75,6 +76,7 @@ def _by_workers(
     began = (os.getpid(), make, arguments)
     pool = ProcessPoolExecutor(workers, Spawn(), initializer=_start, initargs=began)
     running: collections.deque[Future[list[Any]]] = collections.deque()
+    others, over = set(multiprocessing.active_children()), False
 
     def submit(count: int) -> None:
         for some in itertools.islice(chunks, count):
@@ -86,11 +88,16 @@ def _by_workers(
         while running:
             yield from running.popleft().result()
             submit(1)
+        over = True
     except BrokenProcessPool as error:
         raise UserError(
             f"a worker process died: if memory ran out, use fewer --workers than {workers}"
         ) from error
     finally:
+        if not over:  # nobody waits for what the workers are at
+            with shielded():
+                for worker in set(multiprocessing.active_children()) - others:
+                    worker.kill()
         pool.shutdown(cancel_futures=True)
 
 
