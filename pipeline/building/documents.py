@@ -119,10 +119,10 @@ def write(
     for number in np.flatnonzero(~kept).tolist():
         at = places[number].as_py()
         writer.quarantine(ids[number].as_py(), at, reasons[number], found.get(number))
-    for name in reader.speller.choices if reader.speller else ():
+    for name, choice in reader.speller.choices.items() if reader.speller else ():
         edited = np.logical_or.reduce([each.kept[name] for each in columns.values()]) & kept
         if edited.any():
-            writer.edits[_EDITS[name][reader.speller.choices[name]]] += int(edited.sum())
+            writer.edits[_EDITS[name][choice]] += int(edited.sum())
     text_bytes = int(sum(each.bytes[kept].sum() for each in columns.values()))
     cut = {
         name: int((each.long & kept).sum()) * (limits.too_long == CUT)

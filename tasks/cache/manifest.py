@@ -369,10 +369,9 @@ def plan_from_dict(value: Any) -> Plan:
         check_count(count, f"shards.{split}", least=1)
     if plan.pairs and plan.pairs.too_long not in TOO_LONG:
         raise wrong("pairs.too_long", plan.pairs.too_long, f"one of {', '.join(TOO_LONG)}")
-    for name, known in SPELLINGS.items() if plan.spelling else ():
-        if getattr(plan.spelling, name) not in known:
-            found = getattr(plan.spelling, name)
-            raise wrong(f"spelling.{name}", found, f"one of {', '.join(known)}")
+    for name, choices in SPELLINGS.items() if plan.spelling else ():
+        if (choice := getattr(plan.spelling, name)) not in choices:
+            raise wrong(f"spelling.{name}", choice, f"one of {', '.join(choices)}")
     if plan.adopted and plan.adopted.program not in PROGRAMS:
         raise wrong("adopted.program", plan.adopted.program, f"one of {', '.join(PROGRAMS)}")
     if (file := plan.vocabulary.file) not in (None, *VOCABULARY_FILES):
