@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from tasks.cache.manifest import Plan, Shard, shard_file
+from tasks.reading.corpus import is_place
 from tasks.storage import files
 
 # Most documents looked at, in shards spread over the cache: a second and 100 MB.
@@ -32,7 +33,7 @@ def found(folder: str, plan: Plan, shards: Mapping[tuple[str, int], Shard]) -> s
         with files.open_read(files.join(folder, name)) as file:
             lineage = parquet.read_table(file, columns=["id", "document_offset"])
         ids = lineage.column("id").filter(pc.equal(lineage.column("document_offset"), 0))
-        if len(looked) == 1 and ids[0].as_py().rpartition(":")[0] in plan.file_names:
+        if len(looked) == 1 and is_place(ids[0].as_py(), plan.file_names):
             return ""
         looked += ids.chunks
     every = pa.chunked_array(looked)

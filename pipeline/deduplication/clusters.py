@@ -7,6 +7,7 @@ units.
 
 import contextlib
 import dataclasses
+import json
 import os
 import tempfile
 from collections import Counter
@@ -21,6 +22,7 @@ from pipeline.deduplication.edges import Pieces
 from pipeline.deduplication.plan import EDGES, LIST, PARAGRAPH, PREFIXES, Job, partitions
 from pipeline.deduplication.signatures import COUNTS, file_names
 from pipeline.excluding import lists, origins
+from tasks.reading.corpus import file_of
 from tasks.storage import files
 from tasks.terminal import progress
 
@@ -70,6 +72,7 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
     result.sizes = dict(sorted(sizes.items()))
     result.counts["groups"] = sizes.total()
     shared = np.concatenate(repeated)
+    of_list, of_pieces = _located(job, opened)
     result.counts.update(units=total, repeated=len(shared))
     judge = Judge(job, opened.opened) if job.contaminated else None
     shown = [judge.contaminated(each) for each in opened.opened] if judge else []
@@ -79,7 +82,7 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
             out[units + start] = True
         kernels.reroot(roots, out)
     unlike = job.rules.unlike()
-    clusters = _Clusters(job, opened, roots, firsts, judge, shared, _files(job), unlike)
+    clusters = _Clusters(job, opened, roots, firsts, judge, shared, of_pieces, unlike)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         bar = stack.enter_context(progress.shown("listing", pieces))
@@ -87,7 +90,7 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
             of_sets = shown[number] if judge else None
             clusters.write_entries(number, of_sets, os.path.join(scratch, str(number)), result)
             bar.update(number + 1)
-        _merge(job, scratch, pieces, header, result)
+        _merge(job, scratch, of_list, header, result)
     return result
 
 
@@ -176,18 +179,26 @@ class _Clusters:
         return found
 
 
-def _origins(job: Job) -> list[origins.Origin]:
-    return [origins.of_corpus(corpus) for corpus in job.corpora.values()]
-
-
-def _files(job: Job) -> list[np.ndarray]:
-    """Returns, of each piece, uint32 indices of its files in the list's origins."""
-    places: dict[tuple[str, str], int] = {}
-    for name, origin in zip(job.corpora, _origins(job), strict=True):
-        places |= {(name, file.name): len(places) + at for at, file in enumerate(origin.files)}
-    return [
-        np.array([places[name, file] for file in file_names(piece) or [""]], np.uint32)
-        for name, piece in job.pieces
+def _located(job: Job, pieces: Pieces) -> tuple[list[origins.Origin], list[np.ndarray]]:
+    """Returns (the list's origins; of each piece, uint32 indices of its files in them)."""
+    members = [json.loads(each.read("members").tobytes()) for each in pieces.opened]
+    found, places = [], dict[tuple[str, str], int]()
+    for name, corpus in job.corpora.items():
+        origin = origins.of_corpus(corpus)
+        by_name = {file.name: file for file in origin.files}
+        inner = {
+            each: by_name[file_of(each, by_name)].within(each)
+            for (of, _), some in zip(job.pieces, members, strict=True)
+            for each in some
+            if of == name
+        }
+        own = [*origin.files, *(inner[each] for each in sorted(inner))]
+        begin = len(places)
+        places |= {(name, file.name): begin + at for at, file in enumerate(own)}
+        found.append(dataclasses.replace(origin, files=tuple(own)))
+    return found, [
+        np.array([places[name, file] for file in [*(file_names(piece) or [""]), *more]], np.uint32)
+        for (name, piece), more in zip(job.pieces, members, strict=True)
     ]
 
 
@@ -199,11 +210,17 @@ def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return np.isin(wanted, np.ascontiguousarray(pairs).view(kind).ravel())
 
 
-def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: Result) -> None:
+def _merge(
+    job: Job,
+    scratch: str,
+    of_list: list[origins.Origin],
+    header: dict[str, Any],
+    result: Result,
+) -> None:
     """Merges all pieces' sorted entries into the list, one key range at a time."""
     spilled = [
         pa.ipc.open_file(pa.memory_map(os.path.join(scratch, str(number)))).get_batch(0)
-        for number in range(pieces)
+        for number in range(len(job.pieces))
     ]
     highs = [batch.column("high").to_numpy() for batch in spilled]  # mapped
     entries = sum(map(len, spilled))
@@ -225,4 +242,4 @@ def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: 
 
     full = {**header, "reasons": _REASONS, "counts": counts}
     with files.atomic_write(files.join(job.folder, LIST)) as file:
-        lists.write(file, full, map(columns, range(parts)), _origins(job))
+        lists.write(file, full, map(columns, range(parts)), of_list)

@@ -7,6 +7,7 @@ its exact hash is a hash of the parts' hashes. Shingles across part borders are 
 
 import dataclasses
 import itertools
+import json
 from collections import Counter
 
 import numpy as np
@@ -103,7 +104,7 @@ def _joined(
     """Returns the arrays of a piece.
 
     documents   high, low (digest of the id), places (hash of the place), file, row (the place
-                itself), part, ids, id_bounds
+                itself), part, ids, id_bounds, members (JSON of the names of files in archives)
     units       owner (its document), paragraph, signatures (8 bits of each MinHash value)
     sorted      id_…, exact_…, band_…: sorted keys, their units or documents (…_rows), and the
                 number of keys below each first byte (…_prefixes)
@@ -141,7 +142,7 @@ def _joined(
         first[1:] = [pair != other for pair, other in itertools.pairwise(named)]
     owners = np.flatnonzero(first)
     names, places = [ids[owner] for owner in owners], [places[owner] for owner in owners]
-    file, row = _located(places, names_of_files)
+    file, row, members = _located(places, names_of_files)
     digests = id_digests(names)
     encoded = [name.encode() for name in names]
     usable = np.flatnonzero(words >= (rules.min_words or 1))
@@ -154,6 +155,7 @@ def _joined(
         "file": file,
         "row": row,
         "part": parts[owners].astype(np.int32),
+        "members": np.frombuffer(json.dumps(members).encode(), np.uint8),
         "ids": np.frombuffer(b"".join(encoded), np.uint8),
         "id_bounds": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
         "owner": (np.cumsum(first) - 1).astype(np.uint32),
@@ -166,18 +168,23 @@ def _joined(
     }
 
 
-def _located(places: list[str], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint32 indices in `names`, uint64 rows) of places "file:row"."""
+def _located(places: list[str], names: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Returns (uint32 indices of files, uint64 rows) of places "file:row", and further files.
+
+    The files are those of `names`, followed by the further ones, which are members of archives.
+    """
     pairs = pc.split_pattern(pa.array(places, pa.string()), ":", max_splits=1, reverse=True)
     values = pairs.flatten()
     if not names or len(values) != 2 * len(places):  # not from files, as the built-in corpus
-        return np.zeros(len(places), np.uint32), np.zeros(len(places), np.uint64)
+        return np.zeros(len(places), np.uint32), np.zeros(len(places), np.uint64), []
     numbers = np.arange(0, len(values), 2)
-    file = pc.index_in(values.take(pa.array(numbers)), pa.array(names, pa.string()))
-    return (
-        file.fill_null(0).to_numpy().astype(np.uint32),
-        values.take(pa.array(numbers + 1)).cast(pa.uint64()).to_numpy(),
-    )
+    of = values.take(pa.array(numbers))
+    file, members = pc.index_in(of, pa.array(names, pa.string())), []
+    if file.null_count:
+        members = pc.unique(of.filter(pc.is_null(file))).to_pylist()
+        file = pc.index_in(of, pa.array([*names, *members], pa.string()))
+    rows = values.take(pa.array(numbers + 1)).cast(pa.uint64()).to_numpy()
+    return file.to_numpy().astype(np.uint32), rows, members
 
 
 def _chained(exact: np.ndarray, heads: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.excluding.lists import WHOLE, Entry, ExcludeList, base_id, copy_name, id_digests
+from tasks.reading.corpus import is_place
 from tasks.storage import files
 
 # Added to the reason if every paragraph of a document is listed.
@@ -135,9 +136,7 @@ class Filter:
         """
         there = {*names, *left_out}
         bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
-        parts = [
-            row for row, name in bases.items() if name in there or name.rpartition(":")[0] in files_
-        ]
+        parts = [row for row, name in bases.items() if name in there or is_place(name, files_)]
         found = self.found(names, [""] * len(names))
         of_bases = self.found([bases[row] for row in parts], [""] * len(parts))
         return found + [each._replace(row=parts[each.row]) for each in of_bases]

@@ -22,16 +22,29 @@ State = tuple[tuple[str, str], ...]
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of a corpus; its `name` begins below `folder`, "" if unknown."""
+    """A file of a corpus; its `name` begins below `folder`, "" if unknown.
+
+    `member` is the end of its name, "::a.txt", if it is in an archive; size and state are of that.
+    """
 
     folder: str
     name: str
     bytes: int
     state: State  # its checksum
+    member: str = ""
 
     @property
     def path(self) -> str:
         return self.folder + self.name
+
+    @property
+    def archive(self) -> str:
+        """The name without the member."""
+        return self.name.removesuffix(self.member)
+
+    def within(self, name: str) -> "File":
+        """Returns the member of this archive that has this name."""
+        return dataclasses.replace(self, name=name, member=name.removeprefix(self.name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +56,17 @@ class Origin:
 
     def as_json(self) -> dict[str, Any]:
         folder = self.files[0].folder if self.files else ""
-        entries = [[each.name, each.bytes, dict(each.state)] for each in self.files]
+        entries = [
+            [each.name, each.bytes, dict(each.state), *filter(None, [each.member])]
+            for each in self.files
+        ]
         return {"corpus": self.corpus, "folder": folder, "files": entries}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Origin":
         found = (
-            File(value["folder"], name, size, _state(state)) for name, size, state in value["files"]
+            File(value["folder"], name, size, _state(state), *member)
+            for name, size, state, *member in value["files"]
         )
         return cls(value["corpus"], tuple(found))
 
@@ -98,8 +115,22 @@ def matches(ours: Sequence[File], corpora: Mapping[str, Origin]) -> dict[int, Ma
     """Returns, by its index in `ours`, where a file of a list is in the corpora; each at most once.
 
     First come files at the same path, even if they have changed, then files of the same content at
-    the most similar path. If several are equally similar, none is the one.
+    the most similar path. If several are equally similar, none is the one. Members of archives are
+    where their archives are.
     """
+    whole = [number for number, file in enumerate(ours) if not file.member]
+    of_whole = _matches([ours[number] for number in whole], corpora)
+    found = {whole[place]: match for place, match in of_whole.items()}
+    archives = {ours[number].path: match for number, match in found.items()}
+    for number, file in enumerate(ours):
+        match = archives.get(file.folder + file.archive) if file.member else None
+        if match:
+            there = match.file.within(match.file.name + file.member)
+            found[number] = dataclasses.replace(match, file=there)
+    return found
+
+
+def _matches(ours: Sequence[File], corpora: Mapping[str, Origin]) -> dict[int, Match]:
     theirs = [(key, file) for key, origin in corpora.items() for file in origin.files]
     at = {file.path: place for place, (_, file) in enumerate(theirs) if file.folder}
     found: dict[int, Match] = {}

@@ -18,6 +18,7 @@ from pipeline.excluding import lists, origins
 from pipeline.excluding.lists import ExcludeList, Given
 from pipeline.excluding.origins import File, Match, Origin
 from tasks.cache.filtered import ExcludeRecord
+from tasks.reading.corpus import IN_ARCHIVE, file_of
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -123,9 +124,11 @@ def _placed(
         if not (match := _PLACE.fullmatch(line)):
             continue
         path, place = match.groups()
-        alike = by_end.get(path.rpartition("/")[2], ())
-        of = by_name.get(path) or [
-            (key, file) for key, file in alike if f"/{file.path}".endswith(f"/{path}")
+        whole = file_of(path, by_name) or path.partition(IN_ARCHIVE)[0]
+        member = path.removeprefix(whole)
+        alike = by_end.get(whole.rpartition("/")[2], ())
+        of = by_name.get(whole) or [
+            (key, file) for key, file in alike if f"/{file.path}".endswith(f"/{whole}")
         ]
         if len(of) > 1:
             some = " or ".join(file.path for _, file in of[:3])
@@ -134,7 +137,7 @@ def _placed(
                 + (" or name one language with --languages" if len(targets) > 1 else "")
             )
         for key, file in of:
-            found[line] = key, f"{file.name}:{place}"
+            found[line] = key, f"{file.name}{member}:{place}"
     return found
 
 
@@ -143,9 +146,9 @@ def ids_of(line: str, names: Collection[str]) -> list[str]:
     found = [line]
     if match := _PLACE.fullmatch(line):
         path, place = match.groups()
-        parts = path.split("/")
-        ends = ("/".join(parts[begin:]) for begin in range(1, len(parts)))
-        found += [f"{end}:{place}" for end in ends if end in names]
+        above = path.partition(IN_ARCHIVE)[0].split("/")
+        ends = (path.removeprefix("/".join(above[:count]) + "/") for count in range(1, len(above)))
+        found += [f"{end}:{place}" for end in ends if file_of(end, names)]
     return found
 
 

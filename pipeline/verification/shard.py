@@ -22,6 +22,7 @@ from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
 from tasks.cache import manifest, records
 from tasks.cache.manifest import KEEP, LINEAGE_COLUMNS, MANIFEST, FileEntry, Plan, Shard
+from tasks.reading.corpus import is_place
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -415,5 +416,5 @@ def _digests(lineage: pa.Table, names: Collection[str]) -> bytes:
     return b"".join(
         hashlib.blake2b(name.encode(), digest_size=16).digest()
         for name in heads.to_pylist()
-        if not names or name.rpartition(":")[0] in names
+        if not names or is_place(name, names)
     )

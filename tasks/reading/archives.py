@@ -1,7 +1,7 @@
 """Reads the files in a tar or zip archive, also a compressed one, as files of the corpus.
 
 A member is called ARCHIVE::MEMBER, in ids too. Members are read in the archive's order, each from a
-temporary copy. Folders, links and hidden files are passed over, as in a listing.
+temporary copy. Folders, links, hidden files and those in hidden folders are passed over.
 """
 
 import contextlib
@@ -13,13 +13,20 @@ import zipfile
 from collections.abc import Generator, Iterator
 from typing import IO, Any, Self
 
-from tasks.reading import compression, opening
+from tasks.reading import compression, opening, splits
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, Member, SourceFile
+from tasks.reading.corpus import (
+    IN_ARCHIVE,
+    Corpus,
+    CorpusSpec,
+    FilePart,
+    FileRange,
+    Member,
+    SourceFile,
+)
 from tasks.reading.formats.format import Format
 from tasks.terminal.command_line import UserError
 
-_BETWEEN = "::"
 _DEEPEST = 3  # archives in archives
 _COPY_BYTES = 1 << 20
 _ENCRYPTED = 1  # a flag of zip's members
@@ -34,7 +41,7 @@ def ranges(form: Format, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         return form.ranges(spec, file)
     except compression.Archive:
         pass
-    with contextlib.closing(_members(file)) as members:
+    with contextlib.closing(_members(spec, file)) as members:
         for member in members:
             with opening.user_errors(member.path):
                 if ranges(form, spec, member):
@@ -50,7 +57,7 @@ def read(form: Format, corpus: Corpus, part: FilePart, batch_documents: int) -> 
         return
     except compression.Archive:  # raised before the first batch
         pass
-    with contextlib.closing(_members(part.file)) as members:
+    with contextlib.closing(_members(corpus.spec, part.file)) as members:
         for member in members:
             with opening.user_errors(member.path):
                 for each in ranges(form, corpus.spec, member):
@@ -58,9 +65,9 @@ def read(form: Format, corpus: Corpus, part: FilePart, batch_documents: int) -> 
                     yield from read(form, corpus, whole, batch_documents)
 
 
-def _members(file: SourceFile) -> Generator[Member, None, None]:
+def _members(spec: CorpusSpec, file: SourceFile) -> Generator[Member, None, None]:
     """Yields an archive's files, each of which can be opened until the next one is asked for."""
-    if file.name.count(_BETWEEN) >= _DEEPEST:
+    if file.name.count(IN_ARCHIVE) >= _DEEPEST:
         raise UserError(f"{file.path} is an archive in {_DEEPEST} others: unpack them first")
     seen: set[str] = set()
     with (
@@ -70,16 +77,21 @@ def _members(file: SourceFile) -> Generator[Member, None, None]:
     ):
         is_zip = compression.is_zip(handle)
         for name, data in _of_zip(handle) if is_zip else _of_tar(handle, file.path):
-            if name.rpartition("/")[2].startswith("."):
-                continue
             name = name.removeprefix("./")
+            if any(each.startswith(".") for each in name.split("/")):
+                continue
+            if spec.split and splits.split_of(f"{file.name}/{name}") != file.split:
+                raise UserError(
+                    f"{file.path}: the path of {name} names another split, but an archive is of "
+                    "one: unpack it first, or leave out ?split to read all of it"
+                )
             if name in seen:
                 raise UserError(f"{file.path} has two files {name}: unpack it first")
             seen.add(name)
             copy.seek(0)
             copy.truncate()
             shutil.copyfileobj(data, copy, _COPY_BYTES)
-            size, full_name = copy.tell(), f"{file.name}{_BETWEEN}{name}"
+            size, full_name = copy.tell(), f"{file.name}{IN_ARCHIVE}{name}"
             yield Member(file.folder, full_name, file.split, size, {}, copy=copy.fileno())
 
 

@@ -1,7 +1,9 @@
 """A corpus as plain data: its SPEC, its files, and the pieces that workers read."""
 
 import dataclasses
+import itertools
 import urllib.parse
+from collections.abc import Collection
 from typing import Any
 
 from tasks.storage.paths import is_remote
@@ -25,9 +27,23 @@ _READABLE = " {}<>/:,.?!'\"()[]|"
 # Versions of the rules for splits, pieces and ids, which cache records store: the second reads ids
 # of a column of bytes as text, "x1" instead of "b'x1'", and serves corpora that have such a column.
 RULES, RULES_DECODED = 2, 3
+IN_ARCHIVE = "::"  # between the name of an archive and that of a file in it
 # A document of plain text: a line, a file, or a block of lines between blank lines.
 LINE, FILE, BLOCK = "line", "file", "block"
 DOCUMENTS = (LINE, FILE, BLOCK)
+
+
+def file_of(path: str, files: Collection[str]) -> str:
+    """Returns the one of the files that a path names, or that holds the member it names; or ""."""
+    if path in files or IN_ARCHIVE not in path:
+        return path if path in files else ""
+    names = itertools.accumulate(path.split(IN_ARCHIVE), lambda *both: IN_ARCHIVE.join(both))
+    return next((name for name in names if name in files), "")
+
+
+def is_place(name: str, files: Collection[str]) -> bool:
+    """Returns whether an id is a place "file:row" in one of the files."""
+    return bool(file_of(name.rpartition(":")[0], files))
 
 
 @dataclasses.dataclass(frozen=True)

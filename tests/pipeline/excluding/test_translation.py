@@ -18,6 +18,7 @@ from pipeline.excluding.lists import ExcludeList
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tests.support.plain_records import read_rows
+from tests.tasks.reading.test_archives import tar
 
 pytestmark = pytest.mark.usefixtures("without_beam")
 
@@ -45,11 +46,19 @@ def write(folder: pathlib.Path, language: str, twins: dict[str, str], **ids) -> 
 TWINS = {"en3": "en1", "ro5": "ro2", "ro7": "en4"}
 
 
-@pytest.fixture(params=[False, True], ids=["places", "column"])
+def pack(path: pathlib.Path) -> None:
+    """Replaces a file by an archive of it."""
+    data = tar({".hidden/a.jsonl": "no JSON", f"in/{path.name}": path.read_bytes()})
+    path.write_bytes(data)
+
+
+@pytest.fixture(params=["places", "column", "archives", "column in archives"])
 def corpus(request, tmp_path) -> pathlib.Path:
     """Returns a folder of two languages, whose ids are places, or the same column in both."""
     for language in LANGUAGES:
-        write(tmp_path / "my corpus", language, TWINS, ids=request.param)
+        write(tmp_path / "my corpus", language, TWINS, ids="column" in request.param)
+        if "archives" in request.param:
+            pack(tmp_path / "my corpus" / language / "data.jsonl")
     return tmp_path / "my corpus"
 
 
@@ -159,6 +168,7 @@ def test_a_list_holds_for_a_copy_of_its_corpus(corpus, build, tmp_path):
     assert held(build(pattern, f"--exclude={path}")) == CLEAN
 
 
+@pytest.mark.parametrize("corpus", ["places", "column"], indirect=True)
 def test_of_a_changed_file_only_documents_with_ids_are_told(corpus, build, tmp_path, capsys):
     path = search(tmp_path, corpus / "*/*.jsonl")
     has_ids = "doc" in (corpus / "ro" / "data.jsonl").read_text()
@@ -230,14 +240,18 @@ def test_several_corpora_with_columns_of_their_own(build, tmp_path, capsys):
     assert held(tmp_path / "caches") == everything - {"b2", "c4", "c0", "c1"}
 
 
-def test_a_line_of_ids_ends_like_the_path_of_its_file(build, tmp_path, capsys):
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_line_of_ids_ends_like_the_path_of_its_file(build, tmp_path, capsys, packed):
     for language in LANGUAGES:
         write(tmp_path / "all" / "c", language, {})
     languages = tmp_path / "all" / "c" / "{language}" / "*.jsonl"
-    begin = len((tmp_path / "all/c/ro/data.jsonl").read_text().splitlines()[0]) + 1
+    place = len((tmp_path / "all/c/ro/data.jsonl").read_text().splitlines()[0]) + 1
+    begin = f":in/data.jsonl:{place}" if packed else place
+    for language in LANGUAGES if packed else ():
+        pack(tmp_path / "all" / "c" / language / "data.jsonl")
     ids = tmp_path / "ids"
     ids.write_text(f"data.jsonl:{begin}\n")
-    with pytest.raises(UserError, match=r"data.jsonl:\d+ may name a document of .*en.* or .*ro"):
+    with pytest.raises(UserError, match=r"data.jsonl:.*\d may name a document of .*en.* or .*ro"):
         build(languages, f"--exclude={ids}")
     assert not (tmp_path / "caches").exists()
     ids.write_text(f"ro/data.jsonl:{begin}\nno/such:7\n")

@@ -120,6 +120,18 @@ def test_archives_in_an_archive_are_read_as_well(tmp_path):
     assert "is an archive in 3 others: unpack them first" in refused(f"text:{tmp_path}/deep.tar")
 
 
+@pytest.mark.parametrize("split", ["", "?split=train"])
+def test_an_archive_is_of_one_split(tmp_path, split):
+    (tmp_path / "a.tar").write_bytes(tar({"train/a.txt": "one", "sets/b-test.txt": "two"}))
+    spec = f"text:{tmp_path}/a.tar{split or '?'}"
+    if split:
+        assert "the path of sets/b-test.txt names another split" in refused(spec)
+    else:
+        assert len(found(spec)) == 2
+    (tmp_path / "test.tar").write_bytes(tar({"a.txt": "one"}))
+    assert len(found(f"text:{tmp_path}/*.tar?split=test")) == 1
+
+
 def test_folders_links_and_hidden_files_are_passed_over(tmp_path):
     for name in ("real.txt", ".hidden.txt", "._real.txt"):
         (tmp_path / name).write_text(name)
@@ -132,6 +144,7 @@ def test_folders_links_and_hidden_files_are_passed_over(tmp_path):
     with zipfile.ZipFile(tmp_path / "out" / "a.zip", "w") as archive:
         archive.mkdir("folder")
         archive.writestr("folder/real.txt", "text")
+        archive.writestr(".git/config", "hidden")
         archive.writestr("__MACOSX/folder/._real.txt", b"\0\5\x16\7")
         link = zipfile.ZipInfo("link.txt")
         link.external_attr = 0o120777 << 16
