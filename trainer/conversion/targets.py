@@ -39,6 +39,8 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 # Origins in a converted run's configuration.
 _ORIGINS = dict.fromkeys(("preset", "model.vocab_size"), "trainer.convert")
 
+_GENERATION = special_ids.GENERATION
+
 Arrays = dict[str, np.ndarray]
 
 
@@ -123,10 +125,16 @@ def to_transformers(
     config, vocabulary = model.config, settings.vocabulary
     special = vocabulary.special if vocabulary else T5_IDS
     written = configs.to_config(config, model.positions, model.name.startswith("mt5"), special)
-    written |= model.ids.get("config.json", {}) | {"dtype": settings.dtype}
+    own = card.generation_config(written)
+    # Without a vocabulary, an id that no file names is unknown, except the decoder's start.
+    known = {name for each in model.ids.values() for name in each} | {special_ids.START}
+    if model.ids and not vocabulary:
+        own = {name: value for name, value in own.items() if name in known}
+    ids = {name: {**own, **model.ids.get(name, {})} for name in ("config.json", _GENERATION)}
+    rest = {name: value for name, value in written.items() if name not in special_ids.NAMES}
+    written = {**rest, **ids["config.json"], "dtype": settings.dtype}
     files.write_json(os.path.join(folder, "config.json"), written)
-    generation = {**card.generation_config(written), **model.ids.get(special_ids.GENERATION, {})}
-    files.write_json(os.path.join(folder, special_ids.GENERATION), generation)
+    files.write_json(os.path.join(folder, _GENERATION), ids[_GENERATION])
     tensors = names.to_tensors(tree_of(arrays), config, written["model_type"])
     weights.write(folder, tensors, settings.shard_bytes)
     if written["model_type"] == configs.CUSTOM:

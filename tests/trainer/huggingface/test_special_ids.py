@@ -135,6 +135,21 @@ def test_conversions_write_back_what_they_read(folder, tmp_path, capsys):
         convert.main([f"--from={copy}", f"--to={tmp_path}/t5x", "--format=t5x"])
 
 
+def test_a_decoder_keeps_its_ids_and_gets_no_others(tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    ids = {"bos_token_id": 199, "eos_token_id": [200, 201]}
+    config = LlamaConfig(vocab_size=384, num_attention_heads=4, **sizes, **ids)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    assert not convert.main(
+        [f"--from={tmp_path}/llama", f"--to={tmp_path}/back", "--format=huggingface"]
+    )
+    for name in ("config.json", special_ids.GENERATION):
+        written = json.loads((tmp_path / "back" / name).read_text())
+        assert {n: written[n] for n in special_ids.NAMES if n in written} == ids
+
+
 def test_the_step_of_an_exported_folder_is_its_record_s(folder, tmp_path, capsys):
     (folder / "conversion.json").write_text(json.dumps({"step": 2200}))
     try:
