@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import shutil
+from types import SimpleNamespace
 
 import jax
 import ml_dtypes
@@ -12,6 +13,7 @@ from flax import serialization
 from flax.traverse_util import unflatten_dict
 
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import T5_IDS
 from tests.support import t5x_files
 from tests.support.runs import config_of, curve, stub, trained
 from tests.support.runs import run_of as run_of_cache
@@ -375,7 +377,9 @@ def test_a_hugging_face_model_is_loaded(monkeypatch, tmp_path):
 
     monkeypatch.setattr("trainer.huggingface.load", load)
     run = run_of("hf:some/folder", "--model.scan_layers=true")
+    run.converter = SimpleNamespace(special=T5_IDS)
     monkeypatch.setattr("trainer.huggingface.model_config", lambda path: run.config.model)
+    monkeypatch.setattr("trainer.huggingface.special_ids_of", lambda path: {})
     start = init_from.start(run)
     assert asked == [("some/folder", V)]
     assert (start.step, start.reset) == (0, "none is stored")
