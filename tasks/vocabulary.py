@@ -54,7 +54,7 @@ VOCABULARY = sentencepiece_model.FILE
 # Possible names of the file in a cache.
 VOCABULARY_FILES = (VOCABULARY, tokenizer_json.FILE, registered.FILE)
 
-_SENTINEL = re.compile(r"<extra_id_(\d{1,9})>")
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 # Not an id: separates inputs from targets in a pair's window.
 PAIR_BORDER = -1
 # Forms of --vocabulary, for messages and help.

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import trainer.pretrain
+from tasks.storage import seal
+from tasks.terminal.command_line import UserError
 from tests.support import runs
 from tests.support.processes import completed
 from tests.support.runs import TASK, command, curve, done, run, start, state
 from tests.support.trees import assert_equal
 from tests.trainer.conftest import assert_one_line, ended
-from trainer import evaluate
+from trainer import evaluate, explain, export, generate
 from trainer.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.processes  # whole runs
@@ -122,6 +124,24 @@ def test_every_checkpoint_is_evaluated(finished):
         for name, value in during[step].items():
             assert written[str(step)]["validation"][name] == pytest.approx(value, rel=1e-5)
         assert f"{written[str(step)]['validation']['loss']:.4f}" in result.stdout
+
+
+def test_the_configuration_of_another_run_is_refused(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    written = json.loads(file.read_text())
+    del written["sha256"]
+    written["config"]["seed"] += 1
+    file.write_text(json.dumps(seal.sealed(written)))
+    said = rf"config.json is not of the run that wrote checkpoint_{STEPS} \(.*seed"
+    for command, more in (
+        (evaluate, ()),
+        (explain, ("--step=1",)),
+        (generate, ("--prompt=a",)),
+        (export, (f"--output={tmp_path}/export",)),
+    ):
+        with pytest.raises(UserError, match=said):
+            command.main([f"--model_dir={tmp_path}/model", *more])
 
 
 def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path, capsys):

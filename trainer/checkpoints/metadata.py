@@ -9,6 +9,8 @@ from typing import Any
 
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
+from trainer import config as run_config
+from trainer.config import Config, fields
 from trainer.engine.damage import Damaged
 
 # Keys of the checksums by array, the number of updates, and the SHA-256 of everything else.
@@ -47,6 +49,35 @@ def read(checkpoint: str) -> dict[str, Any]:
         if not isinstance(found.get(key), dict):
             raise Damaged(checkpoint, f"{name} has no {key}")
     return found
+
+
+def newest(model_dir: str) -> tuple[int, dict[str, Any]]:
+    """Returns the newest undamaged checkpoint's step and description; (0, {}) if there is none."""
+    names = (re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(model_dir))
+    for step in sorted((int(name[1]) for name in names if name), reverse=True):
+        try:
+            return step, read(files.join(model_dir, f"checkpoint_{step}"))
+        except Damaged:
+            continue
+    return 0, {}
+
+
+def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
+    """Returns what `config.load_config` does.
+
+    Raises UserError if the newest checkpoint is of a run that this configuration cannot resume.
+    """
+    config, origins = run_config.load_config(model_dir)
+    step, stored = newest(model_dir)
+    if stored:
+        path = files.join(model_dir, run_config.CONFIG_FILE)
+        before = fields.from_dict(Config, stored["config"], model_dir)
+        if differences := run_config.config_changes(before, config, step):
+            raise UserError(
+                f"{path} is not of the run that wrote checkpoint_{step} "
+                f"({'; '.join(differences)}): restore it from a copy"
+            )
+    return config, origins
 
 
 def update(checkpoint: str, **changes: Any) -> None:

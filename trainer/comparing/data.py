@@ -17,7 +17,8 @@ from tasks.inspection import decode
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.comparing.document_steps import newest, prepared
+from trainer.checkpoints import metadata
+from trainer.comparing.document_steps import prepared
 from trainer.comparing.explanation import Explanation
 from trainer.data import task_record
 from trainer.reporting.history import History
@@ -66,7 +67,7 @@ def records(one: History, other: History, last: int) -> Compared:
         found.records.append(f"the tasks are {lists[0]} in A, {lists[1]} in B")
     if not all(tasks):
         found.notes.append("a run has no record of its tasks")
-    stored = [newest(each.folder)[1] for each in (one, other)]
+    stored = [metadata.newest(each.folder)[1] for each in (one, other)]
     hashes = [str(each.get("vocabulary_sha256") or "") for each in stored]
     if all(hashes) and hashes[0] != hashes[1]:
         found.records.append(f"vocabulary SHA-256: {hashes[0][:12]} in A, {hashes[1][:12]} in B")

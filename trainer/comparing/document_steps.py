@@ -15,7 +15,7 @@ from tasks.cache.following import Following
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
-from trainer.config import Config, fields, load_config
+from trainer.config import Config, fields
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Run
@@ -49,8 +49,8 @@ class Sightings:
     """The documents that a run has seen; `cache_dir` is its caches' folder, if moved."""
 
     def __init__(self, model_dir: str, cache_dir: str | None = None):
-        run, data = prepared(*load_config(model_dir), cache_dir)
-        saved, description = newest(model_dir)
+        run, data = prepared(*metadata.load_config(model_dir), cache_dir)
+        saved, description = metadata.newest(model_dir)
         self.steps = max([saved, *(line["step"] for line in read_metrics(model_dir))])
         tasks, self._paths = [], []
         if run.config.data.follow:
@@ -142,17 +142,6 @@ def prepared(
             f"task {config.task} is read through seqio, which does not record documents"
         )
     return run, run.data
-
-
-def newest(model_dir: str) -> tuple[int, dict[str, Any]]:
-    """Returns the newest undamaged checkpoint's step and description; (0, {}) if there is none."""
-    names = (re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(model_dir))
-    for step in sorted((int(name[1]) for name in names if name), reverse=True):
-        try:
-            return step, metadata.read(files.join(model_dir, f"checkpoint_{step}"))
-        except metadata.Damaged:
-            continue
-    return 0, {}
 
 
 def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> None:

@@ -13,8 +13,9 @@ from tasks.objectives.objective import Slots
 from tasks.objectives.packing import InSlot
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from trainer.comparing.document_steps import newest, prepared
-from trainer.config import load_config, load_record
+from trainer.checkpoints import metadata
+from trainer.comparing.document_steps import prepared
+from trainer.config import load_record
 from trainer.data import task_record
 
 
@@ -39,7 +40,7 @@ class Explanation:
     """The batch of a run's step (from 1); `cache_dir` is its caches' folder, if moved."""
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
-        config, origins = load_config(model_dir)
+        config, origins = metadata.load_config(model_dir)
         if not 1 <= step <= config.train_steps:
             raise UserError(
                 f"--step={step}: the run in {model_dir} has steps 1 to {config.train_steps}"
@@ -51,7 +52,7 @@ class Explanation:
                 f"{model_dir} was trained on different examples ({'; '.join(differences)}): use "
                 "the task module, caches and version of this project that it was trained with"
             )
-        fingerprints = newest(model_dir)[1].get("cache_fingerprints", {})
+        fingerprints = metadata.newest(model_dir)[1].get("cache_fingerprints", {})
         for task in self._data.tasks:
             own = task.manifest.plan.fingerprint
             if fingerprints.get(task.task.name, own) != own:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import textwrap
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.terminal.command_line import UserError
@@ -149,11 +149,21 @@ def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "")
         raise UserError(f"{source} is from a different version: {error}") from error
 
 
-def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
+def refuse_two_values(settings: Iterable[str], flag: str) -> None:
+    """Raises UserError if two of the settings "NAME=VALUE" give one name different values."""
+    first: dict[str, str] = {}
+    for setting in settings:
+        name = setting.partition("=")[0].strip()
+        if first.setdefault(name, setting) != setting:
+            raise UserError(f"--{flag}{first[name]} and --{flag}{setting}: give one of them")
+
+
+def with_settings(value: Any, settings: Sequence[str], flag: str, name: str) -> Any:
     """Returns a copy of a dataclass with fields set, each given as "field.path=value".
 
     UserErrors name the settings' `flag` and call the dataclass `name`.
     """
+    refuse_two_values(settings, f"{flag}=")
     for setting in settings:
         path, _, text = setting.partition("=")
         known = {path for path, _ in leaves(value)}

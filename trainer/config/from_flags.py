@@ -216,6 +216,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
     if gin.gin_file:
         if flags.optimizer_preset:
             raise UserError("--optimizer_preset and --gin_file both name an optimizer: omit one")
+        fields.refuse_two_values(gin.gin_param, "gin.")
         config, origins, notes = build_from_gin(
             gin.gin_file, gin.folders, gin.gin_param, preset, flags.run
         )

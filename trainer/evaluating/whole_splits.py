@@ -7,7 +7,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
-from trainer.config import Config, MixingConfig, fields, load_config
+from trainer.config import Config, MixingConfig, fields
 from trainer.config.evaluation import BEST_METRICS, EvaluateFlags
 from trainer.config.this_machine import on_this_machine
 from trainer.data.interface import Run
@@ -26,7 +26,7 @@ _CHECKPOINTS = "checkpoints"
 
 def evaluate(flags: EvaluateFlags) -> None:
     """Evaluates checkpoints, writes their metrics and prints a table."""
-    config, origins = load_config(flags.model_dir)
+    config, origins = metadata.load_config(flags.model_dir)
     label = flags.split
     if flags.task and flags.task != config.task:
         config = _on_another_task(config, origins, flags.task)

@@ -13,7 +13,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, VocabularyRecord
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
-from trainer.config import CONFIG_FILE, Config, fields, load_config
+from trainer.config import CONFIG_FILE, Config, fields
 from trainer.config.run import load_vocabulary_record
 from trainer.config.this_machine import on_this_machine
 from trainer.data.cached import CachedData
@@ -44,7 +44,7 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
 
     Its data is `NoData` if it has no task, or if its caches are gone and it has its vocabulary.
     """
-    config, origins = load_config(model_dir)
+    config, origins = metadata.load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
     if not config.task:
         return without_data(on_this_machine(config))

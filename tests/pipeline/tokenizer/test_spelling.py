@@ -57,7 +57,12 @@ def test_special_tokens_are_plain_text(folders, kind):
 
 
 def test_sentinels_are_ids_as_in_a_prompt_or_plain_text(folders):
-    texts = ["no mark", "<extra_id_0> <extra_id_0> Met <extra_id_19>", "<extra_id_20>"]
+    texts = [
+        "no mark",
+        "<extra_id_0> <extra_id_0> Met <extra_id_19>",
+        "<extra_id_20>",
+        "<extra_id_00> <extra_id_٣>",
+    ]
     for kind in ("t5", "t5_added"):
         loaded = vocabulary.load(folders[kind], 0 if kind == "t5" else 20)
         found, kept, failures = spelt(loaded, Spelling(KEEP, QUARANTINE), tokenize.FAST, texts)
