@@ -27,6 +27,7 @@ def keep(cache: str, plan: Plan, shards: Sequence[tuple[str, int]]) -> None:
         return  # no run has read anything
     folder = folder_of(cache, plan.fingerprint)
     files.make_folder(folder)
+    files.remove_partial(folder)  # of a takedown that was killed
     for split, index in shards:
         name = shard_file(split, "documents", index, plan.shards[split])
         files.copy(files.join(cache, name), files.join(folder, name))

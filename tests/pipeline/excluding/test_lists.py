@@ -202,6 +202,17 @@ def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
         lineage(cache, plan)
 
 
+def test_a_takedown_removes_what_a_killed_one_left_among_the_lineage(whole, build, tmp_path):
+    cache = copied(whole, tmp_path)
+    plan = CacheManifest.load(str(cache)).plan
+    left = pathlib.Path(old_states.folder_of(str(cache), plan.fingerprint)) / f"{files.PARTIAL}0"
+    left.parent.mkdir()
+    left.touch()
+    (tmp_path / "ids.txt").write_text(ids_by_shard(whole, "train")[0][0])
+    build(tmp_path, SMALL, f"--exclude={tmp_path}/ids.txt")
+    assert not left.exists()
+
+
 def test_a_list_of_unknown_documents_keeps_the_state(whole, build, tmp_path):
     cache = copied(whole, tmp_path)
     plan = CacheManifest.load(str(cache)).plan
