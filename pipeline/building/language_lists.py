@@ -32,8 +32,16 @@ class Lists:
     of_languages: dict[str, list[Given]]  # all lists of each language
     others: dict[str, Given | None]  # by SHA-256 of the list as given: that for other languages
 
+    @property
+    def some(self) -> bool:
+        """True if a language has a list."""
+        return any(self.of_languages.values())
+
     def keep(self) -> None:
-        """Writes the lists in the task's folder, for languages that are built later."""
+        """Writes the lists in the task's folder, for languages that are built later.
+
+        The folder must be locked.
+        """
         kept = {each["list"]: each for each in _entries(self.folder)}
         for language, of_language in self.of_languages.items():
             for each in of_language:
@@ -43,12 +51,10 @@ class Lists:
                 entry = kept.setdefault(each.original, new)
                 entry["languages"].setdefault(language, self._copied(each))
         value = {"format": _FORMAT, "lists": list(kept.values())}
-        if kept:
-            files.write_json(files.join(self.folder, _LISTS), value)
+        files.write_json(files.join(self.folder, _LISTS), value)
 
     def _copied(self, each: Given) -> str:
         name = lists.copy_name(each.record.sha256)
-        files.make_folder(self.folder)
         files.copy(each.path, files.join(self.folder, name))
         return name
 

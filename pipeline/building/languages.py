@@ -14,7 +14,7 @@ from tasks.cache.manifest import MANIFEST, CacheManifest, Plan
 from tasks.mixture import MixtureSpec
 from tasks.reading import languages
 from tasks.reading.corpus import CorpusSpec
-from tasks.storage import files
+from tasks.storage import files, lock
 from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
@@ -40,8 +40,9 @@ def build(options: Options, beam_arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         given = lists.given(options.exclude, scratch)
         plans, of_task = _planned(options, task, corpora, given, scratch)
-        if not options.dry_run and set(names) == set(corpora):
-            of_task.keep()
+        if not options.dry_run and set(names) == set(corpora) and of_task.some:
+            with lock.claimed(of_task.folder, "build", "--cache_dir"):
+                of_task.keep()
         for number, (language, planned) in enumerate(plans.items(), 1):
             print(f"language {language}, {number} of {len(corpora)}: {planned.of.spec}", flush=True)
             with _of_language(language):
@@ -52,7 +53,8 @@ def build(options: Options, beam_arguments: list[str]) -> None:
                     engine.run(planned, held, beam_arguments, advise=False)
     if options.dry_run:
         return None
-    language_set.write(options.cache_dir, task, names)
+    with lock.claimed(of_task.folder, "build", "--cache_dir"):
+        language_set.write(options.cache_dir, task, names)
     _report(options, task, names)
     return None
 

@@ -1,12 +1,15 @@
 """Several languages built as one task: each cache is that of the language alone."""
 
 import os
+import pathlib
+import shutil
 import signal
 
 import pytest
 
 from pipeline.build import main
 from tasks.cache import language_set
+from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import write_json
 from tests.support.processes import wait_for
@@ -118,6 +121,22 @@ def test_a_killed_build_continues_with_the_language_it_was_at(
     expected = caches(built, checksums)
     assert caches(tmp_path, checksums) == {name: expected[name] for name in OF}
     assert language_set.languages(str(tmp_path), TASK) == list(OF)
+
+
+def test_what_a_killed_build_left_among_the_lists_is_removed(arguments, built, tmp_path):
+    cache_dir = pathlib.Path(shutil.copytree(built, tmp_path / "caches"))
+    (tmp_path / "ids.txt").write_text("no such document")
+    for more in ([], [f"--exclude={tmp_path}/ids.txt"]):
+        left = cache_dir / TASK / f"{files.PARTIAL}0-exclude"
+        left.touch()
+        main(arguments(cache_dir, *more, "--languages=en,ro"))
+        assert not left.exists()
+    folder = str(cache_dir / TASK)
+    with (
+        lock.held(folder, "build", "--cache_dir"),
+        pytest.raises(UserError, match="another build"),
+    ):
+        main(arguments(cache_dir, *more, "--languages=en,ro"))
 
 
 def test_mistakes_are_one_line(arguments, folders, built, tmp_path):
