@@ -32,6 +32,7 @@ from trainer.engine import checksums, guard, processes
 from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
+from trainer.optim.plateau import set_rate_scale
 
 _PREFIX = "checkpoint"
 # First words of errors from reads that were abandoned because another read had failed.
@@ -116,6 +117,8 @@ class Checkpoints:
                 "--optimizer.epsilon of 0, or train in float32"
             )
         self._check_room(state)
+        # `watch` tells how far the rate has dropped, also by an evaluation that is still owed.
+        state = set_rate_scale(state, 1.0)
         of_run = {
             "config": dataclasses.asdict(run.config),
             "cache_fingerprints": run.data.fingerprints,

@@ -13,9 +13,19 @@ import pytest
 
 from tasks.metrics.metric import Metric
 from tasks.terminal.command_line import UserError
-from tests.support.runs import curve, done, metadata, start, state
+from tests.support.runs import (
+    config_of,
+    curve,
+    done,
+    metadata,
+    program_of,
+    start,
+    state,
+    stub,
+)
 from tests.support.trees import assert_equal
 from tests.trainer.engine.test_stopping import pretrain
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import CheckpointConfig, PlateauConfig, StoppingConfig
 
@@ -116,6 +126,21 @@ def test_metrics_of_tasks_and_unknown_ones():
     assert not watch.see(2, found)
     with pytest.raises(UserError, match=r"stopping.metric=bleu.* loss, cola/loss"):
         Watch(CheckpointConfig(), StoppingConfig("bleu")).see(1, found)
+
+
+def test_a_state_is_the_same_before_and_after_its_evaluation_lowers_the_rate(tmp_path):
+    """SIGTERM ends a run before the evaluation; the resumed one then evaluates the saved state."""
+    config = config_of("--plateau.metric=loss", "--model.vocab_size=64")
+    program, saved = program_of(config), []
+    begun = program.initial_state()
+    for scale in (1.0, 0.5):
+        folder = tmp_path / str(scale)
+        checkpoints = Checkpoints(str(folder))
+        run = stub(config)
+        checkpoints.save(1, program.with_rate_scale(begun, scale), run)
+        checkpoints.close()
+        saved.append(state(folder, 1))
+    assert_equal(*saved)
 
 
 STEPS = 30
