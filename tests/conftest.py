@@ -81,7 +81,7 @@ LONGEST = (
     "golden/test_t5x_training", "config/test_presets", "building/test_build_tokenizer_json",
     "decoding/test_presets", "excluding/test_lists", "building/test_pairs",
     "tokenizer/test_tokenize", "golden/test_t5x_parameters", "filtering/test_sets",
-    "building/test_extend", "deduplication/test_engine", "pipeline/test_verify",
+    "building/test_extend", "deduplication/test_engine", "pipeline/test_verify", "fuzz/test_fuzz",
 )  # fmt: skip
 
 

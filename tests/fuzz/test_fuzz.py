@@ -1,0 +1,73 @@
+"""A small sample of the random builds and runs, and that differences are noticed."""
+
+import collections
+import sys
+
+import pytest
+
+from tests.fuzz import builds, caches, runs
+from tests.fuzz.forks import Difference
+from tests.support.processes import completed
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(("what", "count"), [("builds", 2), ("runs", 1)])
+def test_a_small_sample_is_equal(what, count, tmp_path):
+    command = [sys.executable, "-m", "tests.fuzz", what, f"--count={count}", "--seed=5"]
+    done = completed([*command, "--jobs=1", f"--output={tmp_path}"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{count} random {what}, 0 differences, seed 5, " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory):
+    """Returns a built trial, of texts in concat packing."""
+    folder = tmp_path_factory.mktemp("trial")
+    builds.warm(folder / "shared", 0)
+    for number in range(99):
+        made = builds.Trial(1, number, folder, "t5")
+        if made.describe().split()[3:] == ["concat", "none"]:
+            made.warm()
+            if len(made.wanted().popitem()[1]["train"].kept) > 5:
+                return made
+    raise AssertionError("no such trial is drawn")
+
+
+def lost(held):
+    return held._replace(kept=held.kept[:-1])
+
+
+def renamed(held):
+    return held._replace(kept=[held.kept[0]._replace(id="another"), *held.kept[1:]])
+
+
+def other_token(held):
+    (tokens,) = held.kept[0].tokens
+    return held._replace(kept=[held.kept[0]._replace(tokens=((*tokens[:-1], 9),)), *held.kept[1:]])
+
+
+def left_out(held):
+    more = collections.Counter({caches.LeftOut("id", "file:0", "null"): 1})
+    return held._replace(left_out=held.left_out + more)
+
+
+@pytest.mark.parametrize("change", [lost, renamed, other_token, left_out])
+def test_a_difference_from_the_oracle_is_noticed(trial, change):
+    trial.check("a")
+    right = trial.wanted
+    with pytest.MonkeyPatch.context() as patch:
+        wrong = {name: of | {"train": change(of["train"])} for name, of in right().items()}
+        patch.setattr(trial, "wanted", lambda: wrong)
+        with pytest.raises(Difference, match=next(iter(wrong))):
+            trial.check("a")
+
+
+def test_a_window_that_is_read_twice_is_noticed():
+    windows = runs.Windows.__new__(runs.Windows)
+    windows.windows = [(1, 2), (3, 4), (5, 6)]
+    windows.check_epochs([(3, 4), (1, 2), (5, 6), (5, 6)], None, False)
+    with pytest.raises(Difference, match="epoch 1 reads 1 of 3 windows too often"):
+        windows.check_epochs([(3, 4), (1, 2), (5, 6), (5, 6), (5, 6)], None, False)
+    with pytest.raises(Difference, match="in the cache's order"):
+        windows.check_epochs([(3, 4), (1, 2), (5, 6)], None, True)
