@@ -52,7 +52,8 @@ def record(model_dir, run):
     """Writes what a checkpoint of the fifth update records of its caches."""
     path = model_dir / "checkpoint_5" / "run" / "metadata"
     path.parent.mkdir(parents=True)
-    known = {"config": {}, "cache_fingerprints": run.data.fingerprints, "checksums": {}}
+    config = json.loads((model_dir / "config.json").read_text())["config"]
+    known = {"config": config, "cache_fingerprints": run.data.fingerprints, "checksums": {}}
     path.write_text(json.dumps(seal.sealed(known)))
 
 

@@ -192,9 +192,7 @@ def test_fields_of_an_objective_are_flags(text_cache):
         return batch["decoder_loss_weights"].sum()
 
     denser = masked("--objective=mask.noise_density=0.3")
-    with pytest.raises(
-        UserError, match=r"--objective=mask.noise_density=0.3 and --objective=.*0.5"
-    ):
+    with pytest.raises(UserError, match=r"--objective=.*=0.3 and --objective=.*=0.5"):
         masked("--objective=mask.noise_density=0.3,mask.noise_density=0.5")
     assert 2 < denser / masked() < 2.5
     rates = ",".join(f"denoisers.{number}.rate={float(number == 6)}" for number in range(7))
