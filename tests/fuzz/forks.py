@@ -62,6 +62,7 @@ class Command:
     def run(self, module: str, words: Sequence[str], kill: Kill | None = None) -> Done:
         """Runs a command to its end; raises a Difference for a traceback or a hang."""
         begin, counted = time.monotonic(), self._log.with_suffix(".events")
+        counted.write_text("")
         pid = _forked(lambda: self._command(module, words, kill, counted), self._log)
         if kill and not kill.event:
             time.sleep(kill.seconds)
@@ -70,8 +71,7 @@ class Command:
         seconds, output = time.monotonic() - begin, self._log.read_text(errors="replace")
         if "Traceback (most recent call last)" in output:
             raise Difference(f"a traceback of {module} {' '.join(words)}: {output[-3000:]}")
-        events = int(counted.read_text()) if counted.exists() else 0
-        counted.unlink(missing_ok=True)
+        events = int(counted.read_text() or 0)  # empty if the command was killed
         return Done(code, output, seconds, events)
 
     def succeed(self, module: str, words: Sequence[str]) -> Done:

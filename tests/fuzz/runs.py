@@ -351,7 +351,8 @@ class Trial:
 
     def clean(self) -> None:
         shutil.rmtree(self._folder)
-        self._folder.with_suffix(".log").unlink()
+        for suffix in (".log", ".events"):
+            self._folder.with_suffix(suffix).unlink()
 
 
 def _span_window(inputs: int, targets: int) -> int:
