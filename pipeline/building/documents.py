@@ -77,7 +77,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What makes tokens of texts; `speller` is set if the plan has a `Spelling`."""
+    """A vocabulary and what applies it to texts; `speller` is set if the plan has a `Spelling`."""
 
     vocabulary: Vocabulary
     tokenizer: tokenize.Tokenizer

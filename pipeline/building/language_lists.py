@@ -25,10 +25,9 @@ _FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """The lists of a build of several languages: those given to it, and those in force."""
+    """The lists of a build of several languages: given to it, or in force already."""
 
     folder: str
-    given: Sequence[Given]
     of_languages: dict[str, list[Given]]  # all lists of each language
     others: dict[str, Given | None]  # by SHA-256 of the list as given: that for other languages
 
@@ -78,7 +77,7 @@ def of_build(
                 before += translation.translated([each], {language: target}, scratch)[language]
         of_languages[language] = before + found[language]
     others = {each.original: translation.others(each, targets, scratch) for each in given}
-    return Lists(folder, given, of_languages, others)
+    return Lists(folder, of_languages, others)
 
 
 def _in_force(cache_dir: str, task: str, language: str, scratch: str) -> list[Given]:

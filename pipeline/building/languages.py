@@ -68,7 +68,7 @@ def _planned(
 ) -> tuple[dict[str, planning.Planned], language_lists.Lists]:
     """Returns the plans of all languages, and their lists.
 
-    Raises a UserError if one of the plans does not fit its cache or those of other languages.
+    Raises a UserError if a plan does not fit its cache, or the caches of the other languages.
     """
     listed, plans, cache_dir = {}, {}, options.cache_dir
     for language, spec in corpora.items():
@@ -96,7 +96,7 @@ def _planned(
 
 def _check_alike(language: str, ours: Plan, existing: Plan) -> None:
     """Raises a UserError if a new language would have other rows than the others."""
-    fields = ("vocabulary", "packing", "row_tokens", "separator", "pairs")
+    fields = ("vocabulary", "packing", "row_tokens", "separator", "pairs", "spelling")
     same = {name: getattr(ours, name) for name in fields}
     if different := dataclasses.replace(existing, **same).difference(existing):
         raise UserError(

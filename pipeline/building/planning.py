@@ -109,7 +109,7 @@ def listed(of: Checked) -> Listed:
 
 
 def planned(each: Listed, lists: Sequence[Given]) -> Planned:
-    """Returns the plan; `lists` are those of this corpus (see `translation.translated`)."""
+    """Returns the plan; `lists` is what `translation.translated` returned for this corpus."""
     of, options, corpus = each.of, each.of.options, each.corpus
     task = of.task
     filters = sets.resolve(options.filter, options.task_module, of.spec.unit)

@@ -29,7 +29,7 @@ def as_json(
 
 
 def corpus_of(job: Job) -> str | dict[str, str]:
-    """Returns the SPEC of the corpus, or those of several by name."""
+    """Returns the SPEC of the only corpus, or a dict of name -> SPEC."""
     specs = {name: str(corpus.spec) for name, corpus in job.corpora.items()}
     return specs.get("", specs)
 

@@ -171,7 +171,7 @@ def _joined(
 def _located(places: list[str], names: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Returns (uint32 indices of files, uint64 rows) of places "file:row", and further files.
 
-    The files are those of `names`, followed by the further ones, which are members of archives.
+    An index counts `names`, then the further files, which are members of archives.
     """
     pairs = pc.split_pattern(pa.array(places, pa.string()), ":", max_splits=1, reverse=True)
     values = pairs.flatten()

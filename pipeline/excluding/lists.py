@@ -60,7 +60,7 @@ _SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 _OF_FILES = pa.schema([*_SCHEMA, ("file", pa.uint32()), ("row", pa.uint64()), ("part", pa.int32())])
-# Entries of the header: the SHA-256 of the origins; that of the list as it was given, and its size.
+# Header entries: SHA-256 of the origins; SHA-256 and number of entries of the list as it was given.
 _CHECKSUM, OF, OF_ENTRIES = "origins", "of", "of_entries"
 COPY = "exclude-"  # prefix of the names of copies in caches
 WHOLE = -1  # `paragraph` of an entry for a whole document

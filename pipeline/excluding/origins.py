@@ -171,7 +171,7 @@ def _clear(pairs: list[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _traits(file: File) -> tuple[Any, Any]:
-    """Returns two values, of which files that may be equal share one."""
+    """Returns two values; files that may be equal have one of them in common."""
     return (file.bytes, file.state), (file.bytes, file.name.rpartition("/")[2])
 
 

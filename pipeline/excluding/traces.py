@@ -1,4 +1,4 @@
-"""What a shard's files say about listed documents: which it holds, and which were left out."""
+"""Finds listed documents in a shard's files: those that it holds, and those that were left out."""
 
 import dataclasses
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""Whether a cache holds documents of exclude lists, and what became of those that it does not."""
+"""Proves that a cache holds no document of exclude lists; counts those that were left out."""
 
 import dataclasses
 from collections import defaultdict
@@ -15,7 +15,7 @@ _NAMED = 5  # maximum number of ids named in a line
 
 @dataclasses.dataclass(frozen=True)
 class Absence:
-    """What is known of a given list's documents, none of which the cache holds."""
+    """Counts of the documents of a given list, if the cache holds none of them."""
 
     named: str
     documents: int  # of this corpus, whatever its place

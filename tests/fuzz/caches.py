@@ -1,4 +1,4 @@
-"""What a cache must hold, and what it holds, by readers and rules of their own."""
+"""An oracle for caches: independent readers of corpora and caches, and independent rules."""
 
 import collections
 import hashlib
@@ -82,7 +82,7 @@ def encoder(vocabulary: str, sentinels: bool) -> Encode:
 
 
 class Rules(NamedTuple):
-    """What decides which documents are kept."""
+    """The settings that decide which documents are kept."""
 
     encode: Encode
     longest: int  # bytes of a document

@@ -104,9 +104,9 @@ class Checkpoints:
     ) -> None:
         """Starts writing a checkpoint; returns as soon as the state may be changed.
 
-        `evaluated` is False if this step is still to be evaluated; `metrics_digest` is of the lines
-        of metrics.jsonl. Raises a UserError, and saves
-        nothing, if the state is not finite.
+        `evaluated` is False if this step is still to be evaluated; `metrics_digest` is the SHA-256
+        from `MetricsWriter.digest`. Raises a UserError, and saves nothing, if the state is not
+        finite.
         """
         if lost := guard.nonfinite(state):
             steps = self.steps()

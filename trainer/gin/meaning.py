@@ -258,9 +258,9 @@ class Reading:
 
     def report_unused(self) -> None:
         """Reports the users' bindings that were kept for other settings, but not looked up."""
-        for key, name in self._kept.items():
-            value, origin = dict(self.facts)[key]
-            if key not in self.facts.used and value is not None:
+        for key in [each for each in self._kept if each not in self.facts.used]:
+            name, (value, origin) = self._kept[key], self.facts[key]
+            if value is not None:
                 self.idle(f"{name} = {value!r} ({origin}): it has no effect on this run")
 
     def _meaning(self, name: str, argument: str) -> tuple[Configurable, Argument]:

@@ -113,9 +113,9 @@ def understand(reading: Reading, preset: str | None) -> str:
     _set_lengths_and_rows(reading)
     if not preset:
         return _set_model(reading)
-    for fact in _OF_MODEL:
-        for stack in ("", "encoder/", "decoder/"):
-            reading.facts.get(f"{stack}{fact}")
+    reading.facts.used |= {
+        f"{stack}{fact}" for stack in ("", "encoder/", "decoder/") for fact in _OF_MODEL
+    }
     for path in [path for path in reading.fields if path.startswith("model.")]:
         if path not in ("model.dtype", "model.dropout_rate"):
             del reading.fields[path]
@@ -156,7 +156,7 @@ def _refuse_other_layers(reading: Reading) -> None:
         ("encoder", (ATTENTION, MLP)),
         ("decoder", (ATTENTION, "EncDecAttention", MLP)),
     ):
-        reading.facts.get(f"{stack}/full_attention")  # read by language models
+        reading.facts.used.add(f"{stack}/full_attention")  # language models alone read it
         bound = reading.facts.get(f"{stack}/layers")
         if bound and tuple(map(_short, bound.value)) != names:
             rule = f"{', '.join(f'@{name}' for name in names)} in an encoder-decoder"

@@ -47,7 +47,7 @@ def _named(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _all(value: Any) -> set[int]:
-    """Returns the ids of a field; transformers has -1 for none in old folders."""
+    """Returns the ids of a field, which is an id or a list of ids."""
     return {*value} if isinstance(value, list) else {value}
 
 
@@ -67,6 +67,7 @@ def start(ids: Ids, where: str, vocab_size: int) -> int:
 def check_eos(ids: Ids, where: str, vocab_size: int, eos: int, of: str) -> None:
     """Raises a UserError if the folder has EOS ids and `eos`, which `of` has, is not among them."""
     known = {token for each in ids.values() for token in _all(each.get(EOS, []))}
+    # Old folders have -1 for none.
     usable = {token for token in known if type(token) is int and 0 <= token < vocab_size}
     if usable and eos not in usable:
         text = ", ".join(map(str, sorted(usable)))

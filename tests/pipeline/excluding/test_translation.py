@@ -1,6 +1,7 @@
 """Lists of other patterns: they name the documents that they were made of, and no others."""
 
 import csv
+import functools
 import itertools
 import json
 import pathlib
@@ -17,8 +18,9 @@ from pipeline.excluding import lists, origins
 from pipeline.excluding.lists import ExcludeList
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
+from tests.support import small_tokenizers
+from tests.support.packed import tar
 from tests.support.plain_records import read_rows
-from tests.tasks.reading.test_archives import tar
 
 pytestmark = pytest.mark.usefixtures("without_beam")
 
@@ -356,6 +358,23 @@ def test_a_language_is_not_built_if_another_is_refused(build, tmp_path):
     assert not (cache_dir / "x_ar_lm").exists()
     build(languages, "--extend")
     assert (cache_dir / "x_ar_lm" / "COMPLETED").exists()
+
+
+def test_a_further_language_treats_spelt_tokens_as_the_others_do(tmp_path):
+    for language in LANGUAGES:
+        write(tmp_path / "c", language, {})
+    vocabulary = small_tokenizers.gpt2(tmp_path / "gpt2", [text("en1")])
+    build = functools.partial(
+        list.__add__,
+        ["--task=lm", "--name=x", f"--corpus=json:{tmp_path}/c/{{language}}/*.jsonl?validation=0",
+         f"--vocabulary={vocabulary}", "--row_tokens=64", f"--cache_dir={tmp_path}/caches"],
+    )  # fmt: skip
+    main(build([]))
+    write(tmp_path / "c", "ar", {})
+    more = ["--extend", "--languages=ar"]
+    with pytest.raises(UserError, match=r"language ar would have other rows .*spelling"):
+        main(build([*more, "--special_tokens=text"]))
+    main(build(more))
 
 
 def test_lists_of_version_0_2_0(corpus, build, tmp_path, capsys):

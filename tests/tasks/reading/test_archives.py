@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import tarfile
@@ -14,29 +13,9 @@ import pytest
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import FORMATS, encoded, file_name, pieces_and_rows, read
-from tests.tasks.reading.test_sources import zstd
+from tests.support.packed import tar, zipped, zstd
 
 PAGES = {f"{n:03d}-page.txt": f"Page {n} tells.\n\nIt has more.\n" for n in range(60)}
-
-
-def tar(members, **header):
-    """Returns a tar of members, {name: text or bytes} or a list of such pairs."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", **header) as archive:
-        for name, data in members.items() if isinstance(members, dict) else members:
-            data = data.encode() if isinstance(data, str) else data
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
-
-
-def zipped(members):
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return out.getvalue()
 
 
 ARCHIVES = {

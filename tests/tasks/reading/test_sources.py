@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tasks.reading import sources, splits
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
+from tests.support.packed import zstd
 
 ROOT = pathlib.Path(__file__).parents[3]
 ANY_FOLDER = settings(
@@ -142,10 +143,6 @@ def test_a_bad_line_of_json_is_one_bad_document(tmp_path):
     ]
     assert found[0][1:3] == ("7", "good")
     assert found[-1][1:3] == (f"a.jsonl:{sum(len(line) + 2 for line in lines[:-1])}", "last")
-
-
-def zstd(data: bytes) -> bytes:
-    return pa.Codec("zstd").compress(data).to_pybytes()
 
 
 COMPRESSORS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}

@@ -8,6 +8,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.trainer.conftest import assert_one_line, ended
 from trainer.gin import recipe
+from trainer.pretrain import main
 
 ROOT = pathlib.Path(__file__).parents[3]
 GOOD = """\
@@ -185,3 +186,9 @@ def test_the_command_refuses_in_one_line(case, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert_one_line(*ended("trainer.pretrain", flags, capsys), says)
     assert not (folder / "executed").exists()
+
+
+def test_a_binding_with_two_values_is_refused():
+    twice = ["--gin.TRAIN_STEPS=5", "--gin.TRAIN_STEPS=6"]
+    with pytest.raises(UserError, match=r"^--gin.TRAIN_STEPS=5 and --gin.TRAIN_STEPS=6: give one"):
+        main(["--gin_file=t5x/configs/runs/pretrain.gin", *twice])

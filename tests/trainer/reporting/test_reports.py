@@ -1,4 +1,4 @@
-"""What a run shows while it trains."""
+"""The lines and the bar that a run shows while it trains."""
 
 from types import SimpleNamespace
 
