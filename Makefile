@@ -28,13 +28,14 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 # One stamp file per set of packages; a newer pyproject.toml or constraints.txt installs them again.
-$(VENV)/.demo: pyproject.toml constraints.txt
+NATIVE := $(wildcard pipeline/native/*.[ch]) pipeline/native/build.py
+$(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the packages of the demo into $(VENV) (about 1.5 GB, a few minutes)"
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.demo
+$(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.demo
 	@echo "installing the packages of the tests into $(VENV) (TensorFlow for stock seqio: 2 GB more)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@

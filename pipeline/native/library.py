@@ -1,0 +1,42 @@
+"""Loads the compiled C code: `library()` for functions, `pointer` for their arrays."""
+
+import ctypes
+import functools
+import pathlib
+
+import numpy as np
+
+from pipeline.native import build
+from tasks.terminal.command_line import UserError
+
+
+@functools.cache
+def path() -> pathlib.Path:
+    """Returns the library for this machine's system, processor and its instructions.
+
+    Raises a UserError if the installation has none of the C code beside this file.
+    """
+    system, processor = build.machine()
+    levels = build.LEVELS.get(processor, (build.ANY,))
+    names = [build.FOLDER / build.file_name(system, processor, level) for level in levels]
+    found = [each for each in names if each.exists()]
+    if not found:
+        raise UserError(
+            f"{build.FOLDER} has no compiled code for {system} on {processor}, or only that of "
+            "other sources: install again, in a clone with `make install` or `pip install "
+            "--editable .`"
+        )
+    # The last level runs everywhere.
+    return found[0] if ctypes.CDLL(str(found[-1])).has_v3() else found[-1]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Returns the library; calls release Python's lock."""
+    return ctypes.CDLL(str(path()))
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """Returns the address of a contiguous array, which must live as long as the call."""
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
