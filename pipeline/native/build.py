@@ -1,6 +1,6 @@
 """Compiles this folder's C code into shared libraries while the package is installed.
 
-    python -m pipeline.native.build    compiles them in this checkout, as `pip install --editable .` does
+    python -m pipeline.native.build    compiles them in this checkout
 
 Zig's C compiler, a wheel that pip fetches for the build alone, needs nothing of the system and
 links against an old glibc, so that a wheel built here runs on any worker. Where there is no such
