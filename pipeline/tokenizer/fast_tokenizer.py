@@ -1,65 +1,124 @@
-"""SentencePiece encoding in compiled code: identical ids, several times as fast.
+"""SentencePiece encoding in compiled code: identical ids, many times as fast.
 
 1. Text splits between two characters that no piece contains side by side, into segments with
-   independent best paths. Most are words seen before, whose ids are memoised.
+   independent best paths. The memo keeps the ids of segments and of strings of them, which are
+   mostly words.
 2. SentencePiece sums scores over the whole document in float32, so rounding may change how a word
    far into it is cut. The memo stores the largest preceding score at which it cannot (see
-   `kernels._certain_path`); beyond it, the segment is encoded from the current float32 score.
+   `certain_path` in pipeline/native/sentencepiece.c); beyond it, the string is encoded from the
+   current float32 score, which is summed only then.
 
 BPE merges within segments and adds no scores, so its memo is always valid.
 """
 
-import dataclasses
-from typing import Any
+import ctypes
+import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import kernels, table_cache, trie
-from pipeline.tokenizer.kernels import Normaliser, Pieces, Work
+from pipeline.native import build
+from pipeline.native.library import library, pointer
+from pipeline.tokenizer import table_cache, trie
 
 _SPACE = "\u2581"
 # SentencePiece's penalty, relative to the lowest score, for a character that is not a piece.
 # Source: `unigram_model.cc`, kUnkPenalty.
 _UNKNOWN_PENALTY = 10.0
-# Memo size: 24 bytes per entry, half of them used, and 8 bytes per word for segments of several
-# ids. Segments of large vocabularies are longer and repeat less: 1, 2 and 4 times this size give
-# 45, 50 and 59 MB/s of mixed text with 250,000 pieces, and 73, 75 and 77 with 32,000.
-_MEMO_ENTRIES = 1 << 19
-_MEMO_WORDS = 1 << 21
+# Memo size: 32 bytes per entry, half of them used, and 4 bytes per word of the pool for strings of
+# more than 15 bytes or 4 ids. Strings of large vocabularies repeat less.
+_MEMO_ENTRIES = 1 << 20
+_MEMO_WORDS = 1 << 22
 _LARGE = 100_000
-# Initial sizes of the buffers, which grow with the longest document and the longest segment.
-_TEXT_BYTES = 1 << 20
-_SEGMENT_BYTES = 1 << 12
 _OUT_TOKENS = 1 << 20
+_BITS_OF_ID = 24
+# Of `Model`, and why `sentencepiece_encode` stops; see pipeline/native/sentencepiece.c.
+_UNIGRAM, _BPE = 0, 1
+_DONE, _GROW_TOKENS, _GIVE_UP, _NO_MEMORY = range(4)
 
 
 class Unsupported(Exception):
     """The library must encode this model; the text says why."""
 
 
-@dataclasses.dataclass
+class Tables(NamedTuple):
+    """A model's arrays and properties, as in `Normaliser` and `Model` of the C code."""
+
+    rules: np.ndarray  # uint32[units]
+    right_sides: np.ndarray  # uint8[bytes]
+    ascii: np.ndarray  # int16[128]
+    points: np.ndarray  # uint8[65536]
+    symbols: np.ndarray  # int64[nodes]
+    begins_symbol: np.ndarray  # uint8[256]
+    longest: int
+    remove_extra: bool
+    prefix: bool
+    suffix: bool
+    kind: int
+    trie: np.ndarray  # int64[nodes]
+    frozen: np.ndarray  # int64[nodes]
+    scores: np.ndarray  # float64[ids]
+    unknown_id: int
+    byte_ids: np.ndarray  # int32[256]
+    has_bytes: bool
+    cost: float
+    ascii_pairs: np.ndarray  # uint8[128 * 128]
+    pairs: np.ndarray  # uint64[words]
+    spaces_apart: bool
+
+
+class _Normaliser(ctypes.Structure):
+    _fields_ = [
+        *(("rules", ctypes.c_void_p), ("rules_size", ctypes.c_int64)),
+        *((name, ctypes.c_void_p) for name in ("right_sides", "ascii", "points", "symbols")),
+        ("begins_symbol", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("longest", "remove_extra", "prefix", "suffix")),
+    ]
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *(("normaliser", _Normaliser), ("kind", ctypes.c_int64)),
+        *((name, ctypes.c_void_p) for name in ("trie", "frozen", "scores", "narrow")),
+        *(("unknown_id", ctypes.c_int64), ("byte_ids", ctypes.c_void_p)),
+        *(("has_bytes", ctypes.c_int64), ("cost", ctypes.c_double)),
+        *(("ascii_pairs", ctypes.c_void_p), ("pairs", ctypes.c_void_p), ("words", ctypes.c_int64)),
+        *((name, ctypes.c_int64) for name in ("spaces_apart", "pieces", "entries", "pool_words")),
+    ]
+
+
+def _filled(kind: Any, values: dict[str, Any]) -> Any:
+    """Returns a structure with `values` by name: numbers, structures, and addresses of arrays."""
+    given = {name: values[name] for name, _ in kind._fields_}
+    return kind(**{n: pointer(v) if isinstance(v, np.ndarray) else v for n, v in given.items()})
+
+
 class FastTokenizer:
     """Encoder with the ids of a SentencePiece model; `refused` counts texts left to the library."""
 
-    normaliser: Normaliser
-    pieces: Pieces
-    processor: Any
-
-    def __post_init__(self) -> None:
+    def __init__(self, tables: Tables, processor: Any):
         self.refused = 0
-        scale = 4 if len(self.pieces.scores) >= _LARGE else 1
+        self._tables, self._processor = tables, processor  # the C code reads the arrays
+        scale = 4 if len(tables.scores) >= _LARGE else 1
+        self._narrow = tables.scores.astype(np.float32)
+        values = {
+            **tables._asdict(),
+            "narrow": self._narrow,
+            "rules_size": len(tables.rules),
+            "words": len(tables.pairs),
+            "pieces": len(tables.scores),
+            "entries": scale * _MEMO_ENTRIES,
+            "pool_words": scale * _MEMO_WORDS,
+        }
+        model = _filled(_Model, {**values, "normaliser": _filled(_Normaliser, values)})
+        code = library()
+        code.sentencepiece_new.restype = ctypes.c_void_p
+        self._encoder = ctypes.c_void_p(code.sentencepiece_new(ctypes.byref(model)))
+        if not self._encoder:
+            raise MemoryError(_SHORT)
+        weakref.finalize(self, code.sentencepiece_free, self._encoder)
         self._out = np.empty(_OUT_TOKENS, np.int32)
-        self._work = Work(
-            np.empty(_TEXT_BYTES, np.uint8),
-            np.empty(_TEXT_BYTES, np.int32),
-            np.empty(kernels.MEMO_BYTES + 1),
-            np.empty(kernels.MEMO_BYTES + 1),
-            *_segment_arrays(_SEGMENT_BYTES),
-            table=np.zeros((scale * _MEMO_ENTRIES, 3), np.int64),
-            store=np.empty(scale * _MEMO_WORDS, np.int64),
-            fill=np.zeros(2, np.int64),
-        )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids, valid until the next call; int64[texts] lengths).
@@ -68,30 +127,31 @@ class FastTokenizer:
         """
         data, offsets = buffers(texts)
         lengths = np.zeros(len(texts), np.int64)
-        document = used = 0
+        document, used, need = (ctypes.c_int64() for _ in range(3))
         while True:
-            why, document, used, need = kernels.encode(
-                self.normaliser, self.pieces, self._work, data, offsets, document, self._out, used,
-                lengths,
+            why = library().sentencepiece_encode(
+                self._encoder, pointer(data), pointer(offsets), ctypes.c_int64(len(texts)),
+                ctypes.byref(document), pointer(self._out), ctypes.c_int64(len(self._out)),
+                ctypes.byref(used), pointer(lengths), ctypes.byref(need),
             )  # fmt: skip
-            if why == kernels.DONE:
-                return self._out[:used], lengths
-            if why == kernels.GROW_TEXT:
-                buffers_of_text = np.empty(need, np.uint8), np.empty(need, np.int32)
-                self._work = Work(*buffers_of_text, *self._work[2:])
-            elif why == kernels.GROW_TOKENS:
-                self._out = grown(self._out, need, used)
-            elif why == kernels.GROW_SEGMENT:
-                self._work = Work(*self._work[:4], *_segment_arrays(2 * need), *self._work[-3:])
-            else:  # kernels.GIVE_UP
-                text = data[offsets[document] : offsets[document + 1]].tobytes().decode()
-                ids = np.asarray(self.processor.encode(text), np.int32)
-                self._out = grown(self._out, used + len(ids), used)
-                self._out[used : used + len(ids)] = ids
-                used += len(ids)
-                lengths[document] = len(ids)
+            if why == _DONE:
+                return self._out[: used.value], lengths
+            if why == _GROW_TOKENS:
+                self._out = grown(self._out, need.value, used.value)
+            elif why == _NO_MEMORY:
+                raise MemoryError(_SHORT)
+            else:  # _GIVE_UP
+                text = data[offsets[document.value] : offsets[document.value + 1]]
+                ids = np.asarray(self._processor.encode(text.tobytes().decode()), np.int32)
+                self._out = grown(self._out, used.value + len(ids), used.value)
+                self._out[used.value : used.value + len(ids)] = ids
+                used.value += len(ids)
+                lengths[document.value] = len(ids)
                 self.refused += 1
-                document += 1
+                document.value += 1
+
+
+_SHORT = "no memory for the tokenizer's tables or a document"
 
 
 def grown(tokens: np.ndarray, count: int, used: int) -> np.ndarray:
@@ -114,11 +174,6 @@ def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return raw, bounds.astype(np.int64)
 
 
-def _segment_arrays(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    narrow, ids, starts = (np.empty(size + 1, t) for t in (np.float32, np.int32, np.int32))
-    return narrow, ids, starts
-
-
 def from_model(model: bytes, processor: Any) -> FastTokenizer:
     """Makes a tokenizer from a serialized ModelProto; `processor` encodes refused documents.
 
@@ -130,17 +185,15 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-        return {**_normaliser(proto)._asdict(), **_pieces(proto)._asdict()}  # no common field
+        return {**_normaliser(proto), **_pieces(proto)}
 
-    kinds: tuple[Any, ...] = (Normaliser, Pieces)
-    modules = (kernels.__file__, trie.__file__, __file__)
-    names = (*Normaliser._fields, *Pieces._fields)
-    tables = table_cache.load_or_make(model, modules, names, make)
-    normaliser, pieces = (kind(**{name: tables[name] for name in kind._fields}) for kind in kinds)
-    return FastTokenizer(normaliser, pieces, processor)
+    modules = (*map(str, build.sources()), trie.__file__, __file__)
+    return FastTokenizer(
+        Tables(**table_cache.load_or_make(model, modules, Tables._fields, make)), processor
+    )
 
 
-def _normaliser(proto: Any) -> Normaliser:
+def _normaliser(proto: Any) -> dict[str, Any]:
     spec = proto.normalizer_spec
     if not spec.escape_whitespaces:
         raise Unsupported("its spaces are not escaped")
@@ -151,33 +204,36 @@ def _normaliser(proto: Any) -> Normaliser:
         rules = np.frombuffer(blob[4 : 4 + size], "<u4").astype(np.uint32)
         right_sides = np.frombuffer(blob[4 + size :] + b"\0", np.uint8)
     defined = [piece.piece.encode() for piece in proto.pieces if piece.type == piece.USER_DEFINED]
-    begins_symbol = np.zeros(256, bool)
-    begins_symbol[[symbol[0] for symbol in defined]] = True
+    begins_symbol = np.zeros(256, np.uint8)
+    begins_symbol[[symbol[0] for symbol in defined]] = 1
     ends = np.flatnonzero(right_sides == 0)
     suffixed = proto.trainer_spec.treat_whitespace_as_suffix
-    ascii = kernels.ascii_table(rules, right_sides)
-    letters = np.zeros(256, bool)
-    letters[:128] = (ascii == np.arange(128)) & (ascii != ord(" ")) & ~begins_symbol[:128]
-    return Normaliser(
-        rules=rules,
-        right_sides=right_sides,
-        ascii=ascii,
-        letters=letters,
-        plain=kernels.plain_characters(rules),
-        symbols=trie.build((symbol, 0) for symbol in defined),
-        begins_symbol=begins_symbol,
-        longest=max(int(np.diff(ends, prepend=-1).max()), 64),
-        remove_extra=spec.remove_extra_whitespaces,
-        prefix=spec.add_dummy_prefix and not suffixed,
-        suffix=spec.add_dummy_prefix and suffixed,
+    found: dict[str, Any] = {
+        "rules": rules,
+        "right_sides": right_sides,
+        "ascii": np.zeros(128, np.int16),
+        "points": np.zeros(1 << 16, np.uint8),
+        "symbols": trie.build((symbol, 0) for symbol in defined),
+        "begins_symbol": begins_symbol,
+        "longest": max(int(np.diff(ends, prepend=-1).max()), 64),
+        "remove_extra": spec.remove_extra_whitespaces,
+        "prefix": spec.add_dummy_prefix and not suffixed,
+        "suffix": spec.add_dummy_prefix and suffixed,
+    }
+    filled = _filled(_Normaliser, {**found, "rules_size": len(rules)})
+    library().normaliser_tables(
+        ctypes.byref(filled), pointer(found["ascii"]), pointer(found["points"])
     )
+    return found
 
 
-def _pieces(proto: Any) -> Pieces:
+def _pieces(proto: Any) -> dict[str, Any]:
     kinds = proto.trainer_spec
     if kinds.model_type not in (kinds.UNIGRAM, kinds.BPE):
         raise Unsupported("its type is neither unigram nor BPE")
     unigram = kinds.model_type == kinds.UNIGRAM
+    if len(proto.pieces) >> _BITS_OF_ID:
+        raise Unsupported(f"it has {len(proto.pieces)} pieces")
     normal, special, symbols = [], [], []
     byte_ids = np.zeros(256, np.int32)
     unknown_id = 0
@@ -217,25 +273,32 @@ def _pieces(proto: Any) -> Pieces:
             scores[number] = np.float64(np.float32(length) * highest) - 0.1
     scores[unknown_id] = np.float32(lowest - np.float32(_UNKNOWN_PENALTY))
     used = scores[[unknown_id, *(number for _, number in normal)]]
-    singles = np.full(128, -1, np.int32)
-    for key, number in normal:
-        if len(key) == 1:
-            singles[key[0]] = number
+    if kinds.byte_fallback:
+        # A sum over ids counts an unknown character once, at its first byte.
+        continues = (np.arange(256) & 0xC0) == 0x80
+        scores[byte_ids] = np.where(continues, 0.0, scores[unknown_id])
     # No piece has a line end, so it separates them.
-    points = "\n".join(key.decode() for key, _ in normal).encode("utf-32-le")
-    text = np.frombuffer(points, np.uint32).astype(np.int64)
-    adjacent = np.unique(text[:-1] << 32 | text[1:])
-    ascii_pairs, pairs = kernels.pair_sets(adjacent >> 32, adjacent & 0xFFFFFFFF)
-    return Pieces(
-        kind=kernels.UNIGRAM if unigram else kernels.BPE,
-        trie=trie.build(normal),
-        frozen=trie.build(symbols),
-        scores=scores,
-        unknown_id=unknown_id,
-        singles=singles,
-        byte_ids=byte_ids,
-        has_bytes=kinds.byte_fallback,
-        cost=float(np.abs(used).max()),
-        ascii_pairs=ascii_pairs,
-        pairs=pairs,
-    )
+    points = np.frombuffer("\n".join(key.decode() for key, _ in normal).encode("utf-32-le"), "<u4")
+    adjacent = np.unique(points[:-1].astype(np.uint64) << np.uint64(32) | points[1:])
+    left, right = (adjacent >> np.uint64(32)).astype(np.uint32), adjacent.astype(np.uint32)
+    # With 16 bits per pair, one in 16 borders is missed, which only costs time.
+    ascii_pairs = np.zeros(128 * 128, np.uint8)
+    pairs = np.zeros(max(1024, 1 << (len(left) // 4).bit_length()), np.uint64)
+    library().pair_sets(
+        pointer(left), pointer(right), ctypes.c_int64(len(left)), pointer(ascii_pairs),
+        pointer(pairs), ctypes.c_int64(len(pairs)),
+    )  # fmt: skip
+    space, line = ord(" "), ord("\n")
+    return {
+        "kind": _UNIGRAM if unigram else _BPE,
+        "trie": trie.build(normal),
+        "frozen": trie.build(symbols),
+        "scores": scores,
+        "unknown_id": unknown_id,
+        "byte_ids": byte_ids,
+        "has_bytes": kinds.byte_fallback,
+        "cost": float(np.abs(used).max()),
+        "ascii_pairs": ascii_pairs,
+        "pairs": pairs,
+        "spaces_apart": bool(np.isin(left[right == space], [space, line]).all()),
+    }

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from pipeline.tokenizer import fast_tokenizer, kernels, tokenize, trie
+from pipeline.tokenizer import fast_tokenizer, tokenize, trie
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
@@ -128,12 +128,13 @@ def test_long_texts_without_a_space(models, name):
     assert (fast.refused > 0) == (name == "bpe")
 
 
-def test_the_memo_is_emptied_when_full(models):
-    fast, processor = both(models["unigram"])
-    fast._work = fast._work._replace(
-        table=np.zeros((64, 3), np.int64), store=np.empty(1000, np.int64)
-    )
+@pytest.mark.parametrize("name", ["unigram", "bytes", "bpe"])
+def test_a_small_memo_forgets(models, name, monkeypatch):
+    monkeypatch.setattr(fast_tokenizer, "_MEMO_ENTRIES", 64)
+    monkeypatch.setattr(fast_tokenizer, "_MEMO_WORDS", 512)
+    fast, processor = both(models[name])
     assert_equal(fast, processor, corpus()[:3000])
+    assert_equal(fast, processor, corpus()[:3000][::-1])
 
 
 def test_scores_that_nearly_tie(models):
@@ -151,6 +152,21 @@ def test_scores_that_nearly_tie(models):
     # The memo alone would be wrong here: the same words are cut differently in one document.
     whole = processor.encode("\n".join(lines))
     assert whole != [token for line in lines for token in processor.encode(line)]
+
+
+def test_a_word_far_into_a_document(models):
+    """Only the score before the word makes its memo uncertain: no other word sums it up."""
+
+    def few(proto):
+        del proto.pieces[3:]
+        scores = {"\u2581": -3, "a": -3, "b": -3, "c": -3, "x": -3, "\u2581x": -3}
+        for piece, score in {**scores, "ab": -4, "bc": -4.002}.items():
+            proto.pieces.add(piece=piece, score=score)
+
+    fast, processor = both(changed(models["unigram"], few))
+    texts = ["abc", *("x " * count + "abc" for count in range(20_000, 40_000, 1_000))]
+    assert len({tuple(processor.encode(text)[-3:]) for text in texts}) == 2
+    assert_equal(fast, processor, texts)
 
 
 def test_unused_pieces(models):
@@ -237,14 +253,14 @@ def test_long_texts_are_audited_by_their_beginning(models, monkeypatch):
 def test_the_audit_stops_at_a_difference(models, monkeypatch):
     tokenizer = tokenize.Tokenizer(vocabulary.from_bytes(models["unigram"]))
     tokenizer.encode(pa.array(["sound"]))
-    real = kernels.encode
+    real = tokenizer._fast.encode
 
-    def wrong(*arguments):
-        answer = real(*arguments)
-        arguments[6][0] += 1
-        return answer
+    def wrong(texts):
+        tokens, lengths = real(texts)
+        tokens[0] += 1
+        return tokens, lengths
 
-    monkeypatch.setattr(kernels, "encode", wrong)
+    monkeypatch.setattr(tokenizer._fast, "encode", wrong)
     tokenizer._seen = tokenizer._audited = 0
     with pytest.raises(UserError, match=r"differs from SentencePiece on the text 'one text'"):
         tokenizer.encode(pa.array(["one text"]))
@@ -257,16 +273,27 @@ keys = st.dictionaries(
 )
 
 
+def longest_key(nodes: np.ndarray, data: bytes) -> tuple[int, int]:
+    """Reads a trie as pipeline/native/trie.h describes it: (bytes, value) of the longest key."""
+    node, found = int(nodes[0]), (0, -1)
+    for place, byte in enumerate(data):
+        node = int(nodes[(node >> 32) ^ byte])
+        if node & 0xFF != byte:
+            break
+        if node >> 8 & 0xFFFFFF:
+            found = place + 1, (node >> 8 & 0xFFFFFF) - 1
+    return found
+
+
 @given(keys, st.binary(max_size=40))
 def test_trie(pairs, text):
     built = trie.build(pairs.items())
     text = bytes(byte % 254 for byte in text) + b"".join(pairs)[:40]
-    data = np.frombuffer(text, np.uint8)
     for at in range(len(text)):
         found = [key for key in pairs if text.startswith(key, at)]
         longest = max(found, key=len, default=b"")
         expected = (len(longest), pairs[longest]) if longest else (0, -1)
-        assert kernels.longest_key(built, data, at, len(data)) == expected
+        assert longest_key(built, text[at:]) == expected
 
 
 def test_a_machine_without_a_cache_for_compiled_code():
@@ -278,9 +305,9 @@ def test_a_machine_without_a_cache_for_compiled_code():
         "    kind = getattr(caching, name)\n"
         "    if hasattr(kind, 'ensure_cache_path'): kind.ensure_cache_path = unwritable\n"
         "import numpy as np\n"
-        "from pipeline.tokenizer import kernels\n"
-        "assert not kernels.pair_bit.stats.cache_path\n"
-        "print(kernels.pair_bit(np.int64(1), np.int64(2), 64)[0] < 64)\n"
+        "from tasks.cache import loops\n"
+        "assert not loops.rows_at.stats.cache_path\n"
+        "print(loops.rows_at(np.zeros(1, np.int64), np.zeros(1, np.int64))[0] == 0)\n"
     )
     done = started("-c", code)
     assert done.stdout == "True\n", done.stderr
@@ -288,10 +315,9 @@ def test_a_machine_without_a_cache_for_compiled_code():
 
 def test_a_nul_does_not_lead_from_a_leaf_of_the_trie_back_to_its_root():
     made = trie.build([(b"a", 0), (b"bc", 1)])
-    text = np.frombuffer(b"a\0bc", np.uint8)
-    assert kernels.longest_key(made, text, 0, 4) == (1, 0)
-    assert kernels.longest_key(made, text, 1, 4) == (0, -1)
-    assert kernels.longest_key(trie.build([]), text, 1, 4) == (0, -1)
+    assert longest_key(made, b"a\0bc") == (1, 0)
+    assert longest_key(made, b"\0bc") == (0, -1)
+    assert longest_key(trie.build([]), b"\0bc") == (0, -1)
 
 
 def test_a_nul_between_two_characters_in_one_segment(models):
@@ -305,11 +331,13 @@ def test_a_nul_between_two_characters_in_one_segment(models):
                 proto.pieces.add(piece=character, score=-9.0)
 
     fast, processor = both(changed(models["unigram"], add))
-    pairs = fast.pieces.pairs
+    pairs = fast._tables.pairs
 
     def hit(left, right):
-        word, bit = kernels.pair_bit(np.int64(left), np.int64(right), len(pairs))
-        return bool(pairs[word] >> bit & np.uint64(1))
+        """Returns whether the set has a pair, by the hash of pipeline/native/cuts.h."""
+        mixed = (left * 0x9E3779B97F4A7C15 + right) % 2**64
+        mixed = ((mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9) % 2**64 >> 20
+        return bool(int(pairs[(mixed >> 6) % len(pairs)]) >> mixed % 64 & 1)
 
     before = [character for character in characters if hit(ord(character), 0)][:10]
     after = [character for character in characters if hit(0, ord(character))][:10]

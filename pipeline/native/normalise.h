@@ -1,0 +1,50 @@
+// SentencePiece's normalisation. In normalised text, byte 0x20 represents the space symbol U+2581.
+#pragma once
+
+#include "simd.h"
+#include "trie.h"
+
+// In Normaliser.ascii, instead of a replacement: search the rules; remove the byte.
+#define NO_RULE (-2)
+#define REMOVED (-1)
+// In Normaliser.points: some rule begins with this character; one of an ASCII character and this one.
+#define BEGINS 1
+#define JOINS 2
+
+// A model's normalisation; `Normaliser` in fast_tokenizer.py has the same fields.
+typedef struct {
+  const u32 *rules;         // Darts-clone double array of the rules' left sides
+  i64 rules_size;           // its units
+  const u8 *right_sides;    // zero-terminated
+  const i16 *ascii;         // [128] replacement of an ASCII byte before another, REMOVED or NO_RULE
+  const u8 *points;         // [65536] BEGINS and JOINS of a character
+  const i64 *symbols;       // trie of user-defined symbols as spelt in raw text
+  const u8 *begins_symbol;  // [256] their first bytes
+  i64 longest;              // longest right side, in bytes
+  i64 remove_extra;         // whether to remove leading, trailing and repeated spaces
+  i64 prefix, suffix;       // whether to add a space at the start or at the end
+} Normaliser;
+
+// Returns the bytes of the longest rule at `at`, 0 if none, and its right side's index in `place`;
+// in `reached` how many bytes begin some rule.
+// Source: darts.h of Darts-clone, DoubleArrayUnit and commonPrefixSearch.
+static inline i64 longest_rule(const Normaliser *of, const u8 *at, const u8 *end, u32 *place,
+                               i64 *reached) {
+  const u32 *rules = of->rules;
+  i64 length = 0;
+  u32 unit = rules[0], node = (unit >> 10) << ((unit & 512) >> 6);
+  const u8 *p = at;
+  for (; p < end; p++) {
+    node ^= *p;
+    if (node >= of->rules_size) break;
+    unit = rules[node];
+    if ((unit & 0x800000FF) != *p) break;
+    node ^= (unit >> 10) << ((unit & 512) >> 6);
+    if (unit & 256) {
+      length = p + 1 - at;
+      *place = rules[node] & 0x7FFFFFFF;
+    }
+  }
+  *reached = p - at;
+  return length;
+}
