@@ -161,7 +161,16 @@ INLINE void copy_blocks(const Encoder *e, State *s, const u8 *readable) {
     s->out += run;
     s->at += run;
     if (run) s->after_space = z->remove_extra && spaces >> (run - 1) & 1;
-    if (run < BLOCK || s->at == s->end) return;
+    if (s->at == s->end) return;
+    if (run == BLOCK) continue;
+    if (!(spaces >> run & 1)) return;
+    // Skip repeated spaces, but for one that may combine with the next character.
+    i64 skip = __builtin_ctzll(~((u64)spaces >> run));
+    if (skip > left - run) skip = left - run;
+    if (skip < left - run && s->at[skip] >= 0x80 && joins(z, s->at + skip)) skip--;
+    if (!skip) return;
+    s->at += skip;
+    if (s->at == s->end) return;
   }
 }
 
@@ -251,11 +260,6 @@ static i64 normalise(Encoder *e, const u8 *at, const u8 *end, const u8 *readable
       if (*s.at >= 0x80) {
         copy_characters(z, &s);
         if (s.at == s.end || *s.at < 0x80) continue;
-      } else if (s.after_space) {
-        while (s.at < s.end && z->ascii[*s.at & 0x7F] == ' ' && *s.at < 0x80 &&
-               !z->begins_symbol[*s.at] && !(s.at + 1 < s.end && s.at[1] >= 0x80))
-          s.at++;
-        if (s.at == s.end) break;
       }
     }
     if (!replace_ascii(z, &s)) replace(z, &s);
@@ -477,16 +481,9 @@ INLINE float entry_limit(const Entry *entry) {
   return limit;
 }
 
-// Returns the entry of a segment, which it stores if the memo lacks it; NULL: SentencePiece must
+// Returns the entry of a segment that the memo lacks, after storing it; NULL: SentencePiece must
 // encode it.
-static Entry *segment_entry(Encoder *e, const u8 *text, i64 size) {
-  Key key = memo_key(text, size);
-  u64 hash = memo_hash(key);
-  Entry *entry = memo_find(&e->memo, key, hash, text, size);
-  if (entry) {
-    memo_mark(entry);
-    return entry;
-  }
+static Entry *learn_segment(Encoder *e, const u8 *text, i64 size, Key key, u64 hash) {
   Path path;
   begin_path(&path);
   if (!extend_path(e, text, size, &path)) return NULL;
@@ -494,14 +491,19 @@ static Entry *segment_entry(Encoder *e, const u8 *text, i64 size) {
   return memo_store(&e->memo, key, hash, text, size, path.ids, path.count, meta);
 }
 
-// Returns the entry of a string of several segments, which it stores; NULL as above.
-static Entry *string_entry(Encoder *e, const u8 *text, i64 length, Key key, u64 hash,
+// The same for a string of several segments.
+static Entry *learn_string(Encoder *e, const u8 *text, i64 length, Key key, u64 hash,
                            const i32 *ends, i64 count) {
   Path path;
   begin_path(&path);
   for (i64 i = 0, at = 0; i < count; at = ends[i++]) {
-    Entry *entry = segment_entry(e, text + at, ends[i] - at);
+    i64 size = ends[i] - at;
+    Key part = memo_key(text + at, size);
+    u64 part_hash = memo_hash(part);
+    Entry *entry = memo_find(&e->memo, part, part_hash, text + at, size);
+    if (!entry) entry = learn_segment(e, text + at, size, part, part_hash);
     if (!entry) return NULL;
+    memo_mark(entry);
     double limit = entry_limit(entry);
     limit = isnan(limit) ? -1 : limit - path.cost;
     if (limit < path.limit) path.limit = limit;
@@ -592,17 +594,44 @@ INLINE i64 put_entry(Encoder *e, const Entry *entry, const u8 *text, i64 length,
   return used;
 }
 
-// Appends the ids of a string's segments.
-static i64 encode_segments(Encoder *e, const u8 *text, const i32 *ends, i64 count, i32 *out,
-                           i64 begin, i64 used) {
-  for (i64 i = 0, at = 0; i < count && used >= 0; at = ends[i++]) {
-    i64 size = ends[i] - at;
-    if (size > MEMO_BYTES) {
-      used = encode_exactly(e, text + at, size, out, begin, used);
-      continue;
+static i64 encode_new(Encoder *e, const u8 *text, i64 length, Key key, u64 hash, i32 *out,
+                      i64 begin, i64 used);
+
+// Appends the ids of `count` strings that end at ends[0], ends[1] ..., or of segments.
+INLINE i64 encode_parts(Encoder *e, const u8 *text, const i32 *ends, i64 count, bool segments,
+                        i32 *out, i64 begin, i64 used) {
+  const i64 longest = segments ? MEMO_BYTES : CHUNK_BYTES;
+  Key keys[AHEAD];
+  u64 hashes[AHEAD];
+  for (i64 first = 0, at = 0; first < count && used >= 0; first += AHEAD) {
+    i64 many = count - first < AHEAD ? count - first : AHEAD;
+    for (i64 i = 0, from = at; i < many; from = ends[first + i++]) {
+      i64 length = ends[first + i] - from;
+      keys[i] = LIKELY(length <= longest) ? memo_key(text + from, length) : (Key){0, 0};
+      hashes[i] = memo_hash(keys[i]);
+      __builtin_prefetch(memo_bucket(&e->memo, hashes[i]));
     }
-    Entry *entry = segment_entry(e, text + at, size);
-    used = entry ? put_entry(e, entry, text + at, size, out, begin, used) : -2;
+    for (i64 i = 0; i < many && used >= 0; at = ends[first + i++]) {
+      i64 length = ends[first + i] - at;
+      Entry *entry = NULL;
+      if (LIKELY(length <= longest))
+        entry = memo_find(&e->memo, keys[i], hashes[i], text + at, length);
+      if (UNLIKELY(!entry)) {
+        if (!segments) {
+          used = encode_new(e, text + at, length, keys[i], hashes[i], out, begin, used);
+          continue;
+        }
+        if (length > MEMO_BYTES) {
+          used = encode_exactly(e, text + at, length, out, begin, used);
+          continue;
+        }
+        entry = learn_segment(e, text + at, length, keys[i], hashes[i]);
+        if (!entry) return -2;
+      } else {
+        memo_mark(entry);
+      }
+      used = put_entry(e, entry, text + at, length, out, begin, used);
+    }
   }
   return used;
 }
@@ -613,41 +642,9 @@ static i64 encode_new(Encoder *e, const u8 *text, i64 length, Key key, u64 hash,
                       i64 begin, i64 used) {
   i64 count = cut_pairs(&e->model.pairs, text, 0, length, e->cuts);
   if (count == 1 || length > CHUNK_BYTES || !memo_seen(&e->memo, hash))
-    return encode_segments(e, text, e->cuts, count, out, begin, used);
-  Entry *entry = string_entry(e, text, length, key, hash, e->cuts, count);
+    return encode_parts(e, text, e->cuts, count, true, out, begin, used);
+  Entry *entry = learn_string(e, text, length, key, hash, e->cuts, count);
   return entry ? put_entry(e, entry, text, length, out, begin, used) : -2;
-}
-
-// Appends the ids of normalised text, in strings that end at ends[0], ends[1] ...
-static i64 encode_strings(Encoder *e, i64 count, i32 *out, i64 begin) {
-  const u8 *text = e->text;
-  const i32 *ends = e->ends;
-  i64 used = begin, at = 0;
-  Key keys[AHEAD] = {{0, 0}};
-  u64 hashes[AHEAD] = {0};
-  for (i64 first = 0; first < count && used >= 0; first += AHEAD) {
-    i64 many = count - first < AHEAD ? count - first : AHEAD;
-    for (i64 i = 0, from = at; i < many; from = ends[first + i++]) {
-      i64 length = ends[first + i] - from;
-      if (length > CHUNK_BYTES) continue;
-      keys[i] = memo_key(text + from, length);
-      hashes[i] = memo_hash(keys[i]);
-      __builtin_prefetch(memo_bucket(&e->memo, hashes[i]));
-    }
-    for (i64 i = 0; i < many && used >= 0; at = ends[first + i++]) {
-      i64 length = ends[first + i] - at;
-      Entry *entry = NULL;
-      if (LIKELY(length <= CHUNK_BYTES))
-        entry = memo_find(&e->memo, keys[i], hashes[i], text + at, length);
-      if (UNLIKELY(!entry)) {
-        used = encode_new(e, text + at, length, keys[i], hashes[i], out, begin, used);
-        continue;
-      }
-      memo_mark(entry);
-      used = put_entry(e, entry, text + at, length, out, begin, used);
-    }
-  }
-  return used;
 }
 
 static bool reserve_ends(Encoder *e, i64 size) {
@@ -685,7 +682,7 @@ EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, 
     if (size) {
       i64 count = m->spaces_apart ? cut_spaces(e->text, size, e->ends)
                                   : cut_pairs(&m->pairs, e->text, 0, size, e->ends);
-      end = encode_strings(e, count, out, *used);
+      end = encode_parts(e, e->text, e->ends, count, !m->spaces_apart, out, *used, *used);
     }
     if (end < 0) return end == -1 ? NO_MEMORY : GIVE_UP;
     lengths[*first] = end - *used;

@@ -17,9 +17,8 @@ def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
     size = ctypes.c_int64()
     make = library().trie_build
     make.restype = ctypes.POINTER(ctypes.c_int64)
-    units = make(
-        *map(pointer, (data, ends, values)), ctypes.c_int64(len(pairs)), ctypes.byref(size)
-    )
+    arrays = pointer(data), pointer(ends), pointer(values)
+    units = make(*arrays, ctypes.c_int64(len(pairs)), ctypes.byref(size))
     if not units:
         raise MemoryError("no memory for a tokenizer's trie")
     try:
