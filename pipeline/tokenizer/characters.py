@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.tokenizer import word_kernels
-from pipeline.tokenizer.word_kernels import LETTER, NEWLINE, NUMBER, SPACE
+from pipeline.tokenizer.byte_level import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
 # Separates characters that are normalised together; it neither changes nor combines.
