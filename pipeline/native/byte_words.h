@@ -24,7 +24,7 @@ typedef struct {
 } Classes;
 
 // Fills classes[0 : (size + 63) / 64]; returns whether a normaliser may change the text.
-bool classify(const WordRules *rules, const u8 *text, i64 size, Classes *classes);
+EXPORT bool classify(const WordRules *rules, const u8 *text, i64 size, Classes *classes);
 // Sets a bit of starts[0 : (size + 63) / 64] for each byte that begins a word.
-void find_words(const WordRules *rules, const u8 *text, i64 size, const Classes *classes,
-                u64 *starts);
+EXPORT void find_words(const WordRules *rules, const u8 *text, i64 size, const Classes *classes,
+                       u64 *starts);

@@ -51,13 +51,18 @@ class Model(NamedTuple):
     ids: int  # one more than the largest
 
 
-class _Rules(ctypes.Structure):
+class _WordRules(ctypes.Structure):
     _fields_ = [
         ("kinds", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("contractions", "before_letters")),
         *((name, ctypes.c_int64) for name in ("space_before_numbers", "numbers")),
         *((name, ctypes.c_int64) for name in ("lines_after_others", "lines", "last_space")),
-        ("prefix", ctypes.c_int64),
+    ]
+
+
+class _Rules(ctypes.Structure):
+    _fields_ = [
+        *(("words", _WordRules), ("prefix", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("tokens", "begins_token", "byte_ids")),
         *((name, ctypes.c_void_p) for name in ("left", "right", "merged")),
         *(("merges", ctypes.c_int64), ("whole", ctypes.c_void_p)),
@@ -81,8 +86,8 @@ class BytePairTokenizer:
         self._out = np.empty(0, np.int32)
         self._tables = words, model  # the C code reads their arrays
         values = {**words._asdict(), **model._asdict(), "merges": len(model.left)}
-        values |= {"memo_bytes": _MEMO_BYTES}
-        rules = _Rules(**{name: _value(values[name]) for name, _ in _Rules._fields_})
+        values |= {"words": structure(words), "memo_bytes": _MEMO_BYTES}
+        rules = _filled(_Rules, values)
         code = library()
         code.byte_bpe_new.restype = ctypes.c_void_p
         self._encoder = ctypes.c_void_p(code.byte_bpe_new(ctypes.byref(rules)))
@@ -155,5 +160,11 @@ class BytePairTokenizer:
         return used + len(ids)
 
 
-def _value(value: Any) -> Any:
-    return pointer(value) if isinstance(value, np.ndarray) else value
+def structure(words: byte_level.Words) -> ctypes.Structure:
+    """Returns the rules that cut texts into words for the C code, which reads their arrays."""
+    return _filled(_WordRules, words._asdict())
+
+
+def _filled(kind: Any, values: dict[str, Any]) -> Any:
+    given = {name: values[name] for name, _ in kind._fields_}
+    return kind(**{n: pointer(v) if isinstance(v, np.ndarray) else v for n, v in given.items()})
