@@ -10,6 +10,7 @@
 #define NORMALISE 1  // the normaliser may change the document
 #define LIBRARY 2    // the library must encode the document
 #define NO_MEMORY 3
+#define GROW 4  // `out` may be too short for the document's ids
 
 // Instead of an added token's id, for a part that is text or is left to the library.
 #define TEXT (-1)
@@ -363,16 +364,17 @@ static bool has_token(const Rules *r, const u8 *at, const u8 *end) {
   return false;
 }
 
-// Encodes parts data[offsets[i]:offsets[i + 1]] from `*first` on into `out` from `*used` on, at most
-// an id for each byte and one more for each part, and WORD_SLACK; `lengths` receives the number of
-// ids of each. `given` are TEXT, REFUSED or the only id of a part. Returns DONE or why it stops, with
+// Encodes parts data[offsets[i]:offsets[i + 1]] from `*first` on into `out` [room] from `*used` on;
+// `lengths` receives the number of ids of each. `given` are TEXT, REFUSED or the only id of a part. Returns DONE or why it stops, with
 // the part in `*first`; `normal` says that parts need no normaliser.
 EXPORT i64 byte_bpe_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
-                           i64 parts, i64 *first, i32 *out, i64 *used, i64 *lengths, i64 normal) {
+                           i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
+                           i64 normal) {
   const Rules *r = &e->rules;
   for (; *first < parts; ++*first) {
     const u8 *text = data + offsets[*first], *end = data + offsets[*first + 1];
     i64 size = end - text, begin = *used;
+    if (begin + size + 1 + WORD_SLACK > room) return GROW;
     if (given[*first] >= 0) {
       out[(*used)++] = given[*first];
       lengths[*first] = 1;

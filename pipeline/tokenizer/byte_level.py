@@ -25,7 +25,7 @@ CHANGES = 0x80
 class Words(NamedTuple):
     """Rules that cut texts into words."""
 
-    # uint8[characters.POINTS], kinds of characters, plus CHANGES if the document must be normalised.
+    # uint8[characters.POINTS], kinds of characters, plus CHANGES if texts must be normalised.
     kinds: np.ndarray
     tokens: np.ndarray  # int64[nodes] trie of added tokens that need the library
     begins_token: np.ndarray  # bool[256] their first bytes

@@ -18,10 +18,11 @@ from pipeline.tokenizer import (
     characters,
     table_cache,
     trie,
-    word_kernels,
+    word_pieces,
 )
 from pipeline.tokenizer.byte_pairs import BytePairTokenizer, ByteTokenizer
 from pipeline.tokenizer.fast_tokenizer import Unsupported
+from pipeline.tokenizer.word_pieces import WordPieceTokenizer
 from pipeline.tokenizer.word_tokenizer import WordTokenizer
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.byte_level import alphabet
@@ -154,14 +155,13 @@ def _check_word_piece(value: Mapping[str, Any], normalisers: _Steps, cutters: _S
         raise Unsupported("a piece has a zero byte")
 
 
-def tokenizer(
-    model: bytes, codec: tokenizer_json.TokenizersCodec
-) -> WordTokenizer | BytePairTokenizer | ByteTokenizer:
+def tokenizer(model: bytes, codec: tokenizer_json.TokenizersCodec) -> WordTokenizer | ByteTokenizer:
     """Makes the tokenizer of a tokenizer.json, also read by `codec`; may raise Unsupported."""
     of = rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
     if of.places is None:
         passes, refused = added_tokens.passes(codec.tokenizer)
-        return WordTokenizer(_actions(of, refused), passes, _word_pieces(of), codec)
+        assert not refused
+        return WordPieceTokenizer(_actions(of), passes, _word_pieces(of), codec)
     merges = _merges(of)
     if of.is_bytes:
         return ByteTokenizer(merges.byte_ids)
@@ -174,20 +174,20 @@ def _cached(
 ) -> dict[str, Any]:
     version = importlib.metadata.version("tokenizers")
     key = json.dumps([version, kind, *of.steps], sort_keys=True).encode()
-    modules = (characters.__file__, byte_level.__file__, word_kernels.__file__)
+    modules = (characters.__file__, byte_level.__file__)
     return table_cache.load_or_make(key, modules, names, make)
 
 
 def _refusing(tokens: Iterable[str]) -> dict[str, np.ndarray]:
-    """Returns the fields of Words and Actions for `tokens`, whose texts are refused."""
+    """Returns the fields of Words for `tokens`, whose texts are refused."""
     tables = added_tokens.table((token, 0) for token in tokens)
     return dict(zip(("tokens", "begins_token"), tables, strict=True))
 
 
-def _actions(of: Rules, refused: Iterable[str]) -> characters.Actions:
+def _actions(of: Rules) -> characters.Actions:
     make = functools.partial(characters.actions, of.normaliser, any(map(_decomposes, of.steps)))
     names = ("actions", "right_sides", "longest")
-    return characters.Actions(**_cached(of, "WordPiece", names, make), **_refusing(refused))
+    return characters.Actions(**_cached(of, "WordPiece", names, make))
 
 
 def _words(of: Rules, refused: Iterable[str]) -> byte_level.Words:
@@ -209,7 +209,7 @@ def _decomposes(step: Mapping[str, Any]) -> bool:
     return step["type"] in _DECOMPOSES
 
 
-def _word_pieces(of: Rules) -> word_kernels.Model:
+def _word_pieces(of: Rules) -> word_pieces.Model:
     of_model = of.value["model"]
     vocab, prefix = of_model["vocab"], of_model["continuing_subword_prefix"]
     following = [
@@ -217,11 +217,12 @@ def _word_pieces(of: Rules) -> word_kernels.Model:
         for piece, number in vocab.items()
         if piece.startswith(prefix) and len(piece) > len(prefix)
     ]
-    return word_kernels.Model(
+    return word_pieces.Model(
         initial=trie.build((piece.encode(), id_) for piece, id_ in vocab.items() if piece),
         continuing=trie.build(following),
         unknown=vocab[of_model["unk_token"]],
-        longest=of_model["max_input_chars_per_word"],
+        most_characters=of_model["max_input_chars_per_word"],
+        ids=max(vocab.values()) + 1,
     )
 
 

@@ -1,49 +1,57 @@
-"""WordPiece in compiled code, with the ids of Hugging Face's `tokenizers`.
+"""Tokenizers of words in compiled code, with the ids of Hugging Face's `tokenizers`.
 
-Texts are cut at added tokens, then into words, whose ids are memoised. The library encodes only
-what tables cannot decide, such as parts that depend on the order of combining marks.
+Texts are cut at added tokens, then into words, whose ids are memoised. The library normalises or
+encodes only what tables cannot decide, such as parts that depend on the order of combining marks.
 """
+
+import ctypes
+import weakref
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import added_tokens, characters, word_kernels
+from pipeline.native.library import filled, library, pointer
+from pipeline.tokenizer import added_tokens
 from pipeline.tokenizer.fast_tokenizer import buffers, grown
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
-# Memo size: 24 bytes per entry, half of them used, and 8 bytes per word of the store.
-_MEMO_ENTRIES = 1 << 19
-_MEMO_WORDS = 1 << 20
-# Initial buffer sizes. Texts are encoded in portions that fit into the processor's cache; a longer
-# document is one portion.
-_TEXT_BYTES = 1 << 18
-_WORD_BYTES = 1 << 10
-_OUT_TOKENS = 1 << 20
-# Number of ids that `word_kernels.encode` may write beyond the last.
-_EXCESS = 4
+# Most memory of the words that are remembered; 2.6 million short ones fit, then they are forgotten.
+_MEMO_BYTES = 192 << 20
+# Ids that are written beyond the last.
+_SLACK = 8
+# Why the code stops; see word_memo.h.
+_DONE, _NORMALISE, _LIBRARY, _NO_MEMORY, _GROW = range(5)
 
 
 class WordTokenizer:
     """Encoder with a tokenizer.json's ids; `refused` counts texts left to the library in part."""
 
+    # Whether the library must normalise texts that the code stops at.
+    _normalises = False
+
     def __init__(
         self,
-        words: characters.Actions,
+        name: str,
+        rules: type[ctypes.Structure],
+        values: dict[str, Any],
         added: list[added_tokens.Added],
-        model: word_kernels.Model,
         codec: TokenizersCodec,
     ):
+        """`name`: prefix of the C functions; `values` by name: fields of `rules`."""
         self.refused = 0
-        self._words, self._added, self._model, self._codec = words, added, model, codec
+        self._added, self._codec = added, codec
         self._refused: set[int] = set()  # documents of the current call
-        self._reserve_text(_TEXT_BYTES)
-        self._out = np.empty(_OUT_TOKENS, np.int32)
-        self._work = word_kernels.Work(
-            ids=np.empty(_WORD_BYTES, np.int32),
-            table=np.zeros((_MEMO_ENTRIES, 3), np.int64),
-            store=np.empty(_MEMO_WORDS, np.int64),
-            fill=np.zeros(2, np.int64),
-        )
+        self._out = np.empty(0, np.int32)
+        self._values = {**values, "memo_bytes": _MEMO_BYTES}  # the C code reads the arrays
+        code = library()
+        new, free = getattr(code, f"{name}_new"), getattr(code, f"{name}_free")
+        new.restype = ctypes.c_void_p
+        self._encoder = ctypes.c_void_p(new(ctypes.byref(filled(rules, self._values))))
+        self._function = f"{name}_encode"
+        if not self._encoder:
+            raise MemoryError("no memory for the tokenizer's tables")
+        weakref.finalize(self, free, self._encoder)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids, valid until the next call; int64[texts] lengths).
@@ -54,46 +62,61 @@ class WordTokenizer:
         parts = added_tokens.cut(self._added, data, offsets)
         lengths = np.zeros(len(parts.given), np.int64)
         self._refused.clear()
-        used = self._encode(data, parts, lengths)
+        used = self._encode(data, parts, lengths, 0)
         self.refused += len(self._refused)
         if len(lengths) > len(texts):
             firsts = np.searchsorted(parts.owners, np.arange(len(texts)))
             lengths = np.add.reduceat(lengths, firsts)
         return self._out[:used], lengths
 
-    def _encode(self, data: np.ndarray, parts: added_tokens.Parts, lengths: np.ndarray) -> int:
-        """Writes the ids of parts; sets `lengths`; returns the number of ids."""
-        offsets, given, owners = parts
-        counts = np.empty(len(lengths), np.int64)
-        first = used = 0
-        while True:
-            why, stop, size, words, need = word_kernels.word_piece(
-                self._words, data, offsets, given, first, self._text, self._ends, counts
-            )
-            self._out = grown(self._out, used + size + stop - first + _EXCESS, used)
-            if words:
-                longest = int(np.diff(self._ends[:words], prepend=np.int32(0)).max())
-                if longest > len(self._work.ids):
-                    self._work = self._work._replace(ids=np.empty(2 * longest, np.int32))
-            used = word_kernels.encode(
-                self._model, self._work, self._text, self._ends, counts, first, stop, self._out,
-                used, lengths,
-            )  # fmt: skip
-            first = stop
-            if why == word_kernels.DONE:
-                return used
-            if why == word_kernels.GROW:
-                self._reserve_text(need)
-            elif why != word_kernels.FULL:
-                text = data[offsets[first] : offsets[first + 1]].tobytes().decode()
-                self._refused.add(int(owners[first]))
-                (ids,) = self._codec.encode([text])
-                self._out = grown(self._out, used + len(ids) + _EXCESS, used)
-                self._out[used : used + len(ids)] = ids
-                lengths[first] = len(ids)
-                used += len(ids)
-                first += 1
+    def _encode(
+        self,
+        data: np.ndarray,
+        parts: added_tokens.Parts,
+        lengths: np.ndarray,
+        used: int,
+        raw: str | None = None,
+    ) -> int:
+        """Appends the ids of parts; sets `lengths`; returns the new number of ids.
 
-    def _reserve_text(self, size: int) -> None:
-        self._text = np.empty(size, np.uint8)
-        self._ends = np.empty(size, np.int32)
+        `raw`: the text of which `data` is the normalised form, if it is one.
+        """
+        offsets, given, owners = parts
+        encode = getattr(library(), self._function)
+        normal = not self._normalises or raw is not None
+        place, end = ctypes.c_int64(), ctypes.c_int64(used)
+        room = int(offsets[-1] - offsets[0]) + len(given) + _SLACK
+        self._out = grown(self._out, used + room, used)
+        while True:
+            why = encode(
+                self._encoder, pointer(data), pointer(offsets), pointer(given),
+                ctypes.c_int64(len(given)), ctypes.byref(place), pointer(self._out),
+                ctypes.c_int64(len(self._out)), ctypes.byref(end), pointer(lengths),
+                ctypes.c_int64(normal),
+            )  # fmt: skip
+            if why == _DONE:
+                return end.value
+            if why == _NO_MEMORY:
+                raise MemoryError("no memory for the words of a document")
+            if why == _GROW:
+                self._out = grown(self._out, 2 * len(self._out), end.value)
+                continue
+            at = place.value
+            text = data[offsets[at] : offsets[at + 1]].tobytes().decode() if raw is None else raw
+            end.value = self._other(why, text, lengths[at : at + 1], end.value, int(owners[at]))
+            place.value += 1
+
+    def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
+        """Like `_encode`, for one text of document `owner` that needs the library."""
+        if why == _NORMALISE:
+            again = np.frombuffer(self._codec.normalize(text).encode() + b"\0", np.uint8)
+            place, given = np.array([0, len(again) - 1]), np.full(1, added_tokens.TEXT, np.int32)
+            # The library searches for some tokens after normalisation, for others before it.
+            part = added_tokens.Parts(place, given, np.array([owner]))
+            return self._encode(again, part, length, used, text)
+        self._refused.add(owner)
+        (ids,) = self._codec.encode([text])
+        self._out = grown(self._out, used + len(ids), used)
+        self._out[used : used + len(ids)] = ids
+        length[0] = len(ids)
+        return used + len(ids)

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 from pipeline.native.library import library, pointer
-from pipeline.tokenizer import byte_level, byte_pairs, tokenize, tokenizer_file
+from pipeline.tokenizer import byte_level, byte_pairs, tokenize, tokenizer_file, word_tokenizer
 from pipeline.tokenizer.fast_tokenizer import Unsupported
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
@@ -241,14 +241,6 @@ def test_long_words(name):
     assert fast.refused == before
 
 
-def test_the_memo_is_emptied_when_full():
-    fast, codec = of(MAKERS["cased"]())
-    fast._work = fast._work._replace(
-        table=np.zeros((64, 3), np.int64), store=np.empty(300, np.int64)
-    )
-    assert_equal((fast, codec), corpus()[:150])
-
-
 @pytest.mark.parametrize("first", [1 << 16, 1 << 20, (1 << 24) - 2000])
 def test_ids_of_more_than_16_bits(first):
     value = json.loads(MAKERS["gpt2"]().to_str())
@@ -258,11 +250,12 @@ def test_ids_of_more_than_16_bits(first):
     assert_equal((fast, codec), corpus()[:100])
 
 
+@pytest.mark.parametrize("name", ["gpt2", "cased"])
 @pytest.mark.parametrize("length", [9, 40])  # inside the entries, and in the pool beside them
-def test_the_memo_of_bytes_grows_and_is_emptied_when_full(length, monkeypatch):
+def test_the_memo_grows_and_is_emptied_when_full(name, length, monkeypatch):
     """65,536 entries at first, then twice as many; 60,000 new words of 41 bytes fill the pool."""
-    monkeypatch.setattr(byte_pairs, "_MEMO_BYTES", 6 << 20)
-    fast, codec = of(MAKERS["gpt2"]())
+    monkeypatch.setattr(word_tokenizer, "_MEMO_BYTES", 6 << 20)
+    fast, codec = of(MAKERS[name]())
     generator = random.Random(2)
     words = ["".join(generator.choices("abcdef", k=length)) for _ in range(100_000)]
     texts = [" ".join(words[at : at + 100]) for at in range(0, len(words), 100)]
