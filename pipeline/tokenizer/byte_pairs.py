@@ -75,6 +75,7 @@ class BytePairTokenizer(WordTokenizer):
     ):
         values = {**words._asdict(), **model._asdict(), "merges": len(model.left)}
         values["words"] = structure(words)
+        self.words = words
         super().__init__("byte_bpe", _Rules, values, added, codec)
         self._normalises = codec.tokenizer.normalizer is not None
 

@@ -43,11 +43,11 @@ class WordTokenizer:
         self._added, self._codec = added, codec
         self._refused: set[int] = set()  # documents of the current call
         self._out = np.empty(0, np.int32)
-        self._values = {**values, "memo_bytes": _MEMO_BYTES}  # the C code reads the arrays
+        self._tables = {**values, "memo_bytes": _MEMO_BYTES}  # the C code reads the arrays
         code = library()
         new, free = getattr(code, f"{name}_new"), getattr(code, f"{name}_free")
         new.restype = ctypes.c_void_p
-        self._encoder = ctypes.c_void_p(new(ctypes.byref(filled(rules, self._values))))
+        self._encoder = ctypes.c_void_p(new(ctypes.byref(filled(rules, self._tables))))
         self._function = f"{name}_encode"
         if not self._encoder:
             raise MemoryError("no memory for the tokenizer's tables")

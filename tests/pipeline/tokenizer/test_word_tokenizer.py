@@ -203,7 +203,7 @@ def test_every_pattern_of_the_family():
     """The words of each pattern are those of the regular expression."""
     generator = random.Random(0)
     texts = ["".join(generator.choices(ODDITIES, k=40)) for _ in range(12)]
-    words = both("gpt2")[0]._tables[0]
+    words = both("gpt2")[0].words
     # A possessive one keeps the last space.
     last = r"\s+(?!\S)|\s+"
     possessive = [each.replace(last, r"\s++(?!\S)|\s+") for each in byte_level.PATTERNS]
@@ -447,7 +447,7 @@ def test_refusals(reason, monkeypatch):
 
 
 def test_tables_of_characters_are_the_librarys():
-    kinds = both("gpt2")[0]._tables[0].kinds
+    kinds = both("gpt2")[0].words.kinds
     assert (kinds == byte_level.SPACE).sum() == 23
     assert (kinds == byte_level.NEWLINE).sum() == 2
     for pattern, kind in ((r"\p{L}", byte_level.LETTER), (r"\p{N}", byte_level.NUMBER)):
