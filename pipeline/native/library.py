@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -40,3 +41,9 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
     """Returns the address of a contiguous array, which must live as long as the call."""
     assert array.flags.c_contiguous
     return ctypes.c_void_p(array.ctypes.data)
+
+
+def filled(kind: Any, values: dict[str, Any]) -> Any:
+    """Returns a ctypes.Structure with `values` by name, for arrays their addresses."""
+    given = {name: values[name] for name, _ in kind._fields_}
+    return kind(**{n: pointer(v) if isinstance(v, np.ndarray) else v for n, v in given.items()})

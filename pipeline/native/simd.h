@@ -18,6 +18,7 @@ INLINE Block block_load(const u8 *at) { return _mm256_loadu_si256((const __m256i
 INLINE void block_store(u8 *at, Block block) { _mm256_storeu_si256((__m256i *)at, block); }
 INLINE Block block_of(u8 byte) { return _mm256_set1_epi8((char)byte); }
 INLINE Block block_equal(Block a, Block b) { return _mm256_cmpeq_epi8(a, b); }
+INLINE Block block_or(Block a, Block b) { return _mm256_or_si256(a, b); }
 INLINE Block block_select(Block where, Block yes, Block no) {
   return _mm256_blendv_epi8(no, yes, where);
 }
@@ -39,6 +40,7 @@ INLINE Block block_load(const u8 *at) { return _mm_loadu_si128((const __m128i *)
 INLINE void block_store(u8 *at, Block block) { _mm_storeu_si128((__m128i *)at, block); }
 INLINE Block block_of(u8 byte) { return _mm_set1_epi8((char)byte); }
 INLINE Block block_equal(Block a, Block b) { return _mm_cmpeq_epi8(a, b); }
+INLINE Block block_or(Block a, Block b) { return _mm_or_si128(a, b); }
 INLINE Block block_select(Block where, Block yes, Block no) {
   return _mm_or_si128(_mm_and_si128(where, yes), _mm_andnot_si128(where, no));
 }
@@ -58,6 +60,7 @@ INLINE Block block_load(const u8 *at) { return vld1q_u8(at); }
 INLINE void block_store(u8 *at, Block block) { vst1q_u8(at, block); }
 INLINE Block block_of(u8 byte) { return vdupq_n_u8(byte); }
 INLINE Block block_equal(Block a, Block b) { return vceqq_u8(a, b); }
+INLINE Block block_or(Block a, Block b) { return vorrq_u8(a, b); }
 INLINE Block block_select(Block where, Block yes, Block no) { return vbslq_u8(where, yes, no); }
 INLINE u32 block_mask(Block block) {
   const Block bits = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
@@ -87,6 +90,10 @@ INLINE Block block_of(u8 byte) {
 }
 INLINE Block block_equal(Block a, Block b) {
   for (int i = 0; i < BLOCK; i++) a.bytes[i] = a.bytes[i] == b.bytes[i] ? 0xFF : 0;
+  return a;
+}
+INLINE Block block_or(Block a, Block b) {
+  for (int i = 0; i < BLOCK; i++) a.bytes[i] |= b.bytes[i];
   return a;
 }
 INLINE Block block_select(Block where, Block yes, Block no) {

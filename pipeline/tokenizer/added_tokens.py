@@ -4,12 +4,17 @@
 them for the others. It encodes documents with tokens that strip white space or must be whole words.
 """
 
+import ctypes
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer import trie, word_kernels
+from pipeline.native.library import library, pointer
+from pipeline.tokenizer import trie
+
+# Instead of an added token's id, for a part that is text or is left to the library.
+TEXT, REFUSED = -1, -2
 
 
 class Added(NamedTuple):
@@ -56,26 +61,32 @@ class Parts(NamedTuple):
     """Consecutive parts of documents in one byte buffer."""
 
     offsets: np.ndarray  # int64[parts + 1]
-    given: np.ndarray  # int32[parts] token ids; word_kernels.TEXT or REFUSED for other parts
+    given: np.ndarray  # int32[parts] token ids; TEXT or REFUSED for other parts
     owners: np.ndarray  # int64[parts] document of each part; every document has a part
 
 
 def cut(each: list[Added], data: np.ndarray, offsets: np.ndarray) -> Parts:
     """Returns the parts of documents data[offsets[i] : offsets[i + 1]]."""
     count = len(offsets) - 1
-    found = Parts(offsets, np.full(count, word_kernels.TEXT, np.int32), np.arange(count))
+    found = Parts(offsets, np.full(count, TEXT, np.int32), np.arange(count))
     for added in each:
         found = _cut(added, data, found)
     return found
 
 
 def _cut(added: Added, data: np.ndarray, found: Parts) -> Parts:
-    room = 2 * len(found.given) + 64
+    tables = (ctypes.c_void_p * len(added))(*(pointer(table).value for table in added))
+    count, room = len(found.given), 2 * len(found.given) + 64
+    search = library().cut_at_tokens
+    search.restype = ctypes.c_int64
     while True:
         ends, owners = np.empty(room + 1, np.int64), np.empty(room, np.int64)
         given = np.empty(room, np.int32)
         ends[0] = found.offsets[0]
-        count = word_kernels.parts(added, data, *found, ends[1:], given, owners)
-        if count >= 0:
-            return Parts(ends[: count + 1], given[:count], owners[:count])
-        room *= 4
+        made = search(
+            tables, pointer(data), *map(pointer, found), ctypes.c_int64(count), pointer(ends[1:]),
+            pointer(given), pointer(owners), ctypes.c_int64(room),
+        )  # fmt: skip
+        if made <= room:
+            return Parts(ends[: made + 1], given[:made], owners[:made])
+        room = made

@@ -16,12 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# Kinds of characters.
+OTHER, LETTER, NUMBER, SPACE, NEWLINE = range(5)
+# Added to a kind: a normaliser may change texts with this character.
+CHANGES = 0x80
+
 
 class Words(NamedTuple):
     """Rules that cut texts into words."""
 
-    # uint8[characters.POINTS], kinds of characters, plus `word_kernels.CHANGES` if the document
-    # must be normalised.
+    # uint8[characters.POINTS], kinds of characters, plus CHANGES if texts must be normalised.
     kinds: np.ndarray
     tokens: np.ndarray  # int64[nodes] trie of added tokens that need the library
     begins_token: np.ndarray  # bool[256] their first bytes

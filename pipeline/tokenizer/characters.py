@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer import word_kernels
-from pipeline.tokenizer.word_kernels import LETTER, NEWLINE, NUMBER, SPACE
+from pipeline.tokenizer.byte_level import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
+# Treatment of a character by WordPiece; 0 or more is the index of a replacement.
+KEEP, BREAK, ALONE, REMOVE, REFUSE = -1, -2, -3, -4, -5
 # Separates characters that are normalised together; it neither changes nor combines.
 _BORDER = "|"
 _PER_CALL = 1 << 16
@@ -112,24 +113,22 @@ class Actions(NamedTuple):
     actions: np.ndarray
     right_sides: np.ndarray  # uint8[bytes] zero-terminated replacements; spaces separate words
     longest: int  # longest replacement, in bytes
-    tokens: np.ndarray  # int64[nodes] trie of added tokens that need the library
-    begins_token: np.ndarray  # bool[256] their first bytes
 
 
 def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
     """Returns the normaliser's fields of `Actions`; `decomposes` if NFD or NFKD reorders marks."""
-    found = np.full(POINTS, word_kernels.KEEP, np.int32)
+    found = np.full(POINTS, KEEP, np.int32)
     right_sides: dict[str, int] = {}
     size = 1  # index 0 means no replacement
     for character, shown in _rendered(normaliser, decomposes).items():
         if shown is None:
-            action = word_kernels.REFUSE
+            action = REFUSE
         elif shown == f" {character} ":
-            action = word_kernels.ALONE
+            action = ALONE
         elif not shown:
-            action = word_kernels.REMOVE
+            action = REMOVE
         elif not shown.strip(" "):
-            action = word_kernels.BREAK
+            action = BREAK
         else:
             if shown not in right_sides:
                 right_sides[shown] = size

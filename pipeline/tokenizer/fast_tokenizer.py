@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.native import build
-from pipeline.native.library import library, pointer
+from pipeline.native.library import filled, library, pointer
 from pipeline.tokenizer import table_cache, trie
 
 _SPACE = "\u2581"
@@ -88,12 +88,6 @@ class _Model(ctypes.Structure):
     ]
 
 
-def _filled(kind: Any, values: dict[str, Any]) -> Any:
-    """Returns a structure with `values` by name: numbers, structures, and addresses of arrays."""
-    given = {name: values[name] for name, _ in kind._fields_}
-    return kind(**{n: pointer(v) if isinstance(v, np.ndarray) else v for n, v in given.items()})
-
-
 class FastTokenizer:
     """Encoder with the ids of a SentencePiece model; `refused` counts texts left to the library."""
 
@@ -111,7 +105,7 @@ class FastTokenizer:
             "entries": scale * _MEMO_ENTRIES,
             "pool_words": scale * _MEMO_WORDS,
         }
-        model = _filled(_Model, {**values, "normaliser": _filled(_Normaliser, values)})
+        model = filled(_Model, {**values, "normaliser": filled(_Normaliser, values)})
         code = library()
         code.sentencepiece_new.restype = ctypes.c_void_p
         self._encoder = ctypes.c_void_p(code.sentencepiece_new(ctypes.byref(model)))
@@ -220,9 +214,9 @@ def _normaliser(proto: Any) -> dict[str, Any]:
         "prefix": spec.add_dummy_prefix and not suffixed,
         "suffix": spec.add_dummy_prefix and suffixed,
     }
-    filled = _filled(_Normaliser, {**found, "rules_size": len(rules)})
+    normaliser = filled(_Normaliser, {**found, "rules_size": len(rules)})
     library().normaliser_tables(
-        ctypes.byref(filled), pointer(found["ascii"]), pointer(found["points"])
+        ctypes.byref(normaliser), pointer(found["ascii"]), pointer(found["points"])
     )
     return found
 

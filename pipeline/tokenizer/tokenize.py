@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import fast_tokenizer, tokenizer_file, word_tokenizer
+from pipeline.tokenizer import byte_pairs, fast_tokenizer, tokenizer_file, word_tokenizer
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.registered import RegisteredCodec
@@ -28,7 +28,12 @@ _AUDITED_BYTES = 64 << 10
 # Why FAST does not support a class from --task_module.
 _CLASS = "only its own code knows its ids"
 
-Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | word_tokenizer.ByteTokenizer
+Fast = (
+    fast_tokenizer.FastTokenizer
+    | word_tokenizer.WordTokenizer
+    | byte_pairs.BytePairTokenizer
+    | byte_pairs.ByteTokenizer
+)
 
 
 class Tokenizer:
@@ -145,7 +150,7 @@ def fast(vocabulary: Vocabulary) -> Fast:
     if vocabulary.is_sentencepiece:
         return fast_tokenizer.from_model(vocabulary.model, vocabulary.processor)
     assert isinstance(vocabulary.codec, tokenizer_json.TokenizersCodec)
-    return word_tokenizer.from_file(vocabulary.model, vocabulary.codec)
+    return tokenizer_file.tokenizer(vocabulary.model, vocabulary.codec)
 
 
 def refusal(vocabulary: Vocabulary) -> str:

@@ -1,4 +1,4 @@
-"""Makes the fast tokenizer's tables from a tokenizer.json, or says what is unsupported.
+"""Makes the fast tokenizer of a tokenizer.json, or says what is unsupported.
 
 Supports byte-level BPE with a pattern of `byte_level.PATTERNS`, and WordPiece with BERT's words.
 """
@@ -6,13 +6,25 @@ Supports byte-level BPE with a pattern of `byte_level.PATTERNS`, and WordPiece w
 import functools
 import importlib.metadata
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer import added_tokens, byte_level, characters, table_cache, trie, word_kernels
+from pipeline.tokenizer import (
+    added_tokens,
+    byte_level,
+    byte_pairs,
+    characters,
+    table_cache,
+    trie,
+    word_pieces,
+)
+from pipeline.tokenizer.byte_pairs import BytePairTokenizer, ByteTokenizer
 from pipeline.tokenizer.fast_tokenizer import Unsupported
+from pipeline.tokenizer.word_pieces import WordPieceTokenizer
+from pipeline.tokenizer.word_tokenizer import WordTokenizer
+from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.byte_level import alphabet
 
 _COMPOSES = ("NFC", "NFKC")
@@ -114,6 +126,8 @@ def _check_bpe(model: Mapping[str, Any], normalisers: Sequence[Mapping[str, Any]
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise Unsupported(f"its model has {key}")
+    if len(model["merges"]) > tokenizer_json.LARGEST_ID:
+        raise Unsupported(f"it has more than {tokenizer_json.LARGEST_ID:,} merges")
     missing = sum(character not in model["vocab"] for character in alphabet())
     if missing:
         raise Unsupported(f"its vocabulary lacks {missing} of the 256 bytes")
@@ -141,28 +155,51 @@ def _check_word_piece(value: Mapping[str, Any], normalisers: _Steps, cutters: _S
         raise Unsupported("a piece has a zero byte")
 
 
-def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | characters.Actions:
-    """Returns the rules that cut texts into words; texts with one of `tokens` are refused."""
-    tables = added_tokens.table((token, 0) for token in tokens)
-    found: dict[str, Any] = dict(zip(("tokens", "begins_token"), tables, strict=True))
-    kind = "WordPiece" if of.places is None else "BPE"
+def tokenizer(model: bytes, codec: tokenizer_json.TokenizersCodec) -> WordTokenizer | ByteTokenizer:
+    """Makes the tokenizer of a tokenizer.json, also read by `codec`; may raise Unsupported."""
+    of = rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
+    if of.places is None:
+        passes, refused = added_tokens.passes(codec.tokenizer)
+        assert not refused
+        return WordPieceTokenizer(_actions(of), passes, _word_pieces(of), codec)
+    merges = _merges(of)
+    if of.is_bytes:
+        return ByteTokenizer(merges.byte_ids)
+    passes, refused = added_tokens.passes(codec.tokenizer)
+    return BytePairTokenizer(_words(of, refused), passes, merges, codec)
+
+
+def _cached(
+    of: Rules, kind: str, names: Iterable[str], make: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     version = importlib.metadata.version("tokenizers")
     key = json.dumps([version, kind, *of.steps], sort_keys=True).encode()
-    modules = (characters.__file__, word_kernels.__file__)
-    if of.places is None:
-        decomposes = any(map(_decomposes, of.steps))
-        make = functools.partial(characters.actions, of.normaliser, decomposes)
-        names = ("actions", "right_sides", "longest")
-        return characters.Actions(**table_cache.load_or_make(key, modules, names, make), **found)
+    modules = (characters.__file__, byte_level.__file__)
+    return table_cache.load_or_make(key, modules, names, make)
 
+
+def _refusing(tokens: Iterable[str]) -> dict[str, Any]:
+    """Returns the fields of Words for `tokens`, whose texts are refused."""
+    tables = added_tokens.table((token, 0) for token in tokens)
+    return dict(zip(("tokens", "begins_token"), tables, strict=True))
+
+
+def _actions(of: Rules) -> characters.Actions:
+    make = functools.partial(characters.actions, of.normaliser, any(map(_decomposes, of.steps)))
+    names = ("actions", "right_sides", "longest")
+    return characters.Actions(**_cached(of, "WordPiece", names, make))
+
+
+def _words(of: Rules, refused: Iterable[str]) -> byte_level.Words:
     def kinds() -> dict[str, Any]:
         kinds = characters.kinds()
         if of.normaliser:
-            kinds[characters.changed_by(of.normaliser)] |= word_kernels.CHANGES
+            kinds[characters.changed_by(of.normaliser)] |= byte_level.CHANGES
         return {"kinds": kinds}
 
-    found |= {name: value for name, value in of.places.items() if name != "pattern"}
-    return byte_level.Words(**table_cache.load_or_make(key, modules, ["kinds"], kinds), **found)
+    assert of.places is not None
+    places = {name: value for name, value in of.places.items() if name != "pattern"}
+    return byte_level.Words(**_cached(of, "BPE", ["kinds"], kinds), **places, **_refusing(refused))
 
 
 def _decomposes(step: Mapping[str, Any]) -> bool:
@@ -172,47 +209,44 @@ def _decomposes(step: Mapping[str, Any]) -> bool:
     return step["type"] in _DECOMPOSES
 
 
-def model(of: Rules) -> word_kernels.Model:
+def _word_pieces(of: Rules) -> word_pieces.Model:
+    of_model = of.value["model"]
+    vocab, prefix = of_model["vocab"], of_model["continuing_subword_prefix"]
+    following = [
+        (piece.removeprefix(prefix).encode(), number)
+        for piece, number in vocab.items()
+        if piece.startswith(prefix) and len(piece) > len(prefix)
+    ]
+    return word_pieces.Model(
+        initial=trie.build((piece.encode(), id_) for piece, id_ in vocab.items() if piece),
+        continuing=trie.build(following),
+        unknown=vocab[of_model["unk_token"]],
+        most_characters=of_model["max_input_chars_per_word"],
+        ids=max(vocab.values()) + 1,
+    )
+
+
+def _merges(of: Rules) -> byte_pairs.Model:
     of_model = of.value["model"]
     vocab = of_model["vocab"]
-    if of.places is None:
-        prefix = of_model["continuing_subword_prefix"]
-        following = [
-            (piece.removeprefix(prefix).encode(), number)
-            for piece, number in vocab.items()
-            if piece.startswith(prefix) and len(piece) > len(prefix)
-        ]
-        return word_kernels.Model(
-            word_kernels.WORD_PIECE,
-            pairs=np.zeros((16, 2), np.int64),
-            byte_ids=np.zeros(256, np.int32),
-            whole=False,
-            initial=trie.build((piece.encode(), id_) for piece, id_ in vocab.items() if piece),
-            continuing=trie.build(following),
-            unknown=vocab[of_model["unk_token"]],
-            longest=of_model["max_input_chars_per_word"],
-        )
     byte_ids = np.zeros(256, np.int32)
     for character, byte in alphabet().items():
         byte_ids[byte] = vocab[character]
-    whole = bool(of_model.get("ignore_merges"))
     both = [each.split(" ") if isinstance(each, str) else each for each in of_model["merges"]]
     ids = [(vocab[left], vocab[right], vocab[left + right]) for left, right in both]
-    columns = np.array(ids, np.int32).reshape(-1, 3)
-    return word_kernels.Model(
-        word_kernels.BPE,
-        pairs=word_kernels.pair_table(*(columns[:, place].copy() for place in range(3))),
+    left, right, merged = np.array(ids, np.int32).reshape(-1, 3).T.copy()
+    return byte_pairs.Model(
         byte_ids=byte_ids,
-        whole=whole,
-        initial=trie.build(_spelt(vocab) if whole else ()),
-        continuing=trie.build(()),
-        unknown=0,
-        longest=0,
+        left=left,
+        right=right,
+        merged=merged,
+        whole=trie.build(_spelt(vocab)) if of_model.get("ignore_merges") else None,
+        ids=max(vocab.values()) + 1,
     )
 
 
 def _spelt(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
-    """Yields pieces that consist of bytes, spelt as in `word_kernels.Model.initial`."""
+    """Yields pieces that consist of bytes, spelt as in `byte_pairs.Model.whole`."""
     known = alphabet()
     halves = str.maketrans(
         {char: chr((byte >> 4) + 1) + chr((byte & 15) + 1) for char, byte in known.items()}

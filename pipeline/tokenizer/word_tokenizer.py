@@ -1,76 +1,57 @@
-"""Byte-level BPE and WordPiece in compiled code, with the ids of Hugging Face's `tokenizers`.
+"""Tokenizers of words in compiled code, with the ids of Hugging Face's `tokenizers`.
 
-Texts are cut at added tokens, then into words, whose ids are memoised. The library encodes only
-what tables cannot decide, such as parts that depend on the order of combining marks.
+Texts are cut at added tokens, then into words, whose ids are memoised. The library normalises or
+encodes only what tables cannot decide, such as parts that depend on the order of combining marks.
 """
 
-import functools
+import ctypes
+import weakref
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import added_tokens, byte_level, characters, tokenizer_file, word_kernels
+from pipeline.native.library import filled, library, pointer
+from pipeline.tokenizer import added_tokens
 from pipeline.tokenizer.fast_tokenizer import buffers, grown
-from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
-# Memo size: 24 bytes per entry, half of them used, and 8 bytes per word of the store.
-_MEMO_ENTRIES = 1 << 19
-_MEMO_WORDS = 1 << 20
-# Initial buffer sizes. Texts are encoded in portions that fit into the processor's cache; a longer
-# document is one portion.
-_TEXT_BYTES = 1 << 18
-_WORD_BYTES = 1 << 10
-_OUT_TOKENS = 1 << 20
-# Number of ids that `word_kernels.encode` may write beyond the last.
-_EXCESS = 4
-
-
-def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteTokenizer":
-    """Makes a tokenizer from a tokenizer.json, also read by `codec`; may raise Unsupported."""
-    rules = tokenizer_file.rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
-    tables = tokenizer_file.model(rules)
-    if rules.is_bytes:
-        return ByteTokenizer(tables.byte_ids)
-    passes, refused = added_tokens.passes(codec.tokenizer)
-    return WordTokenizer(tokenizer_file.words(rules, refused), passes, tables, codec)
-
-
-class ByteTokenizer:
-    """Tokenizer whose ids stand for single bytes; `refused` is always 0."""
-
-    refused = 0
-
-    def __init__(self, byte_ids: np.ndarray):
-        self._byte_ids = byte_ids
-
-    def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        data, offsets = buffers(texts)
-        return self._byte_ids[data[offsets[0] : offsets[-1]]], np.diff(offsets)
+# Most memory of the words that are remembered; 2.6 million short ones fit, then they are forgotten.
+_MEMO_BYTES = 192 << 20
+# Ids that are written beyond the last.
+_SLACK = 8
+# Why the code stops; see word_memo.h.
+_DONE, _NORMALISE, _LIBRARY, _NO_MEMORY, _GROW = range(5)
 
 
 class WordTokenizer:
     """Encoder with a tokenizer.json's ids; `refused` counts texts left to the library in part."""
 
+    # Whether the library must normalise texts that the code stops at.
+    _normalises = False
+
     def __init__(
         self,
-        words: byte_level.Words | characters.Actions,
+        name: str,
+        rules: type[ctypes.Structure],
+        values: dict[str, Any],
         added: list[added_tokens.Added],
-        model: word_kernels.Model,
         codec: TokenizersCodec,
     ):
+        """`name`: prefix of the C functions; `values` by name: fields of `rules`."""
         self.refused = 0
-        self._words, self._added, self._model, self._codec = words, added, model, codec
+        self._added, self._codec = added, codec
         self._refused: set[int] = set()  # documents of the current call
-        self._reserve_text(_TEXT_BYTES)
-        self._out = np.empty(_OUT_TOKENS, np.int32)
-        self._work = word_kernels.Work(
-            **_word_arrays(_WORD_BYTES),
-            table=np.zeros((_MEMO_ENTRIES, 3), np.int64),
-            store=np.empty(_MEMO_WORDS, np.int64),
-            fill=np.zeros(2, np.int64),
-        )
+        self._out = np.empty(0, np.int32)
+        self._tables = {**values, "memo_bytes": _MEMO_BYTES}  # the C code reads the arrays
+        code = library()
+        new, free = getattr(code, f"{name}_new"), getattr(code, f"{name}_free")
+        new.restype = ctypes.c_void_p
+        self._encoder = ctypes.c_void_p(new(ctypes.byref(filled(rules, self._tables))))
+        self._function = f"{name}_encode"
+        if not self._encoder:
+            raise MemoryError("no memory for the tokenizer's tables")
+        weakref.finalize(self, free, self._encoder)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids, valid until the next call; int64[texts] lengths).
@@ -80,9 +61,8 @@ class WordTokenizer:
         data, offsets = buffers(texts)
         parts = added_tokens.cut(self._added, data, offsets)
         lengths = np.zeros(len(parts.given), np.int64)
-        normalised = self._codec.tokenizer.normalizer is None
         self._refused.clear()
-        used = self._encode(data, parts, lengths, 0, normalised)
+        used = self._encode(data, parts, lengths, 0)
         self.refused += len(self._refused)
         if len(lengths) > len(texts):
             firsts = np.searchsorted(parts.owners, np.arange(len(texts)))
@@ -95,62 +75,48 @@ class WordTokenizer:
         parts: added_tokens.Parts,
         lengths: np.ndarray,
         used: int,
-        normal: bool,
+        raw: str | None = None,
     ) -> int:
-        """Appends ids of parts (as is if `normal`); sets `lengths`; returns the new `used`."""
+        """Appends the ids of parts; sets `lengths`; returns the new number of ids.
+
+        `raw`: the text of which `data` is the normalised form, if it is one.
+        """
         offsets, given, owners = parts
-        counts = np.empty(len(lengths), np.int64)
-        cut = functools.partial(word_kernels.byte_level, self._words, normal)
-        if isinstance(self._words, characters.Actions):
-            cut = functools.partial(word_kernels.word_piece, self._words)
-        first = 0
+        encode = getattr(library(), self._function)
+        normal = not self._normalises or raw is not None
+        place, end = ctypes.c_int64(), ctypes.c_int64(used)
+        room = int(offsets[-1] - offsets[0]) + len(given) + _SLACK
+        self._out = grown(self._out, used + room, used)
         while True:
-            why, stop, size, words, need = cut(
-                data, offsets, given, first, self._text, self._ends, counts
-            )
-            self._out = grown(self._out, used + size + stop - first + _EXCESS, used)
-            if words:
-                longest = int(np.diff(self._ends[:words], prepend=np.int32(0)).max())
-                if longest > len(self._work.ids):
-                    self._work = self._work._replace(**_word_arrays(2 * longest))
-            used = word_kernels.encode(
-                self._model, self._work, self._text, self._ends, counts, first, stop, self._out,
-                used, lengths,
+            why = encode(
+                self._encoder, pointer(data), pointer(offsets), pointer(given),
+                ctypes.c_int64(len(given)), ctypes.byref(place), pointer(self._out),
+                ctypes.c_int64(len(self._out)), ctypes.byref(end), pointer(lengths),
+                ctypes.c_int64(normal),
             )  # fmt: skip
-            first = stop
-            if why == word_kernels.DONE:
-                return used
-            if why == word_kernels.GROW:
-                self._reserve_text(need)
-            elif why != word_kernels.FULL:
-                text = data[offsets[first] : offsets[first + 1]].tobytes().decode()
-                one = lengths[first : first + 1]
-                used = self._other(why, text, one, used, int(owners[first]))
-                first += 1
+            if why == _DONE:
+                return end.value
+            if why == _NO_MEMORY:
+                raise MemoryError("no memory for the words of a document")
+            if why == _GROW:
+                self._out = grown(self._out, 2 * len(self._out), end.value)
+                continue
+            at = place.value
+            text = data[offsets[at] : offsets[at + 1]].tobytes().decode() if raw is None else raw
+            end.value = self._other(why, text, lengths[at : at + 1], end.value, int(owners[at]))
+            place.value += 1
 
     def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
         """Like `_encode`, for one text of document `owner` that needs the library."""
-        if why == word_kernels.NORMALISE:
+        if why == _NORMALISE:
             again = np.frombuffer(self._codec.normalize(text).encode() + b"\0", np.uint8)
-            size, words = len(again) - 1, self._words
-            # The library searches for these tokens after normalisation, and for others before it.
-            if not word_kernels.holds_token(words.tokens, words.begins_token, again, 0, size):
-                place, given = np.array([0, size]), np.full(1, word_kernels.TEXT, np.int32)
-                part = added_tokens.Parts(place, given, np.array([owner]))
-                return self._encode(again, part, length, used, True)
+            place, given = np.array([0, len(again) - 1]), np.full(1, added_tokens.TEXT, np.int32)
+            # The library searches for some tokens after normalisation, for others before it.
+            part = added_tokens.Parts(place, given, np.array([owner]))
+            return self._encode(again, part, length, used, text)
         self._refused.add(owner)
         (ids,) = self._codec.encode([text])
-        self._out = grown(self._out, used + len(ids) + _EXCESS, used)
+        self._out = grown(self._out, used + len(ids), used)
         self._out[used : used + len(ids)] = ids
         length[0] = len(ids)
         return used + len(ids)
-
-    def _reserve_text(self, size: int) -> None:
-        self._text = np.empty(size, np.uint8)
-        self._ends = np.empty(size, np.int32)
-
-
-def _word_arrays(size: int) -> dict[str, Any]:
-    """Returns the fields of `word_kernels.Work` for a word of `size` bytes."""
-    arrays: dict[str, Any] = {name: np.empty(size, np.int32) for name in ("ids", "ends", "before")}
-    return {**arrays, "heap": np.empty(3 * size, np.int64)}

@@ -1,5 +1,6 @@
 """The fast tokenizer returns the ids of Hugging Face's tokenizers for any text, or says why not."""
 
+import ctypes
 import itertools
 import json
 import pathlib
@@ -21,12 +22,8 @@ from tokenizers import (
     trainers,
 )
 
-from pipeline.tokenizer import (
-    byte_level,
-    tokenize,
-    word_kernels,
-    word_tokenizer,
-)
+from pipeline.native.library import library, pointer
+from pipeline.tokenizer import byte_level, byte_pairs, tokenize, tokenizer_file, word_tokenizer
 from pipeline.tokenizer.fast_tokenizer import Unsupported
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
@@ -111,13 +108,13 @@ MAKERS = {
     ),
 }
 QUICK = {"gpt2", "qwen", "uncased"}
-_made: dict[str, tuple[word_tokenizer.WordTokenizer, TokenizersCodec]] = {}
+_made: dict[str, tuple[tokenize.Fast, TokenizersCodec]] = {}
 
 
 def of(tokenizer: Tokenizer):
     model = tokenizer.to_str().encode()
     codec = TokenizersCodec(model, "tokenizer.json")
-    return word_tokenizer.from_file(model, codec), codec
+    return tokenizer_file.tokenizer(model, codec), codec
 
 
 def both(name: str):
@@ -188,17 +185,25 @@ def test_any_text(name, texts):
     assert_equal(both(name), texts)
 
 
+def words_of(words: byte_level.Words, text: str) -> list[str]:
+    data = text.encode()
+    code, rules = library(), byte_pairs.structure(words)
+    padded = np.frombuffer(data + bytes(64), np.uint8)
+    classes = np.zeros((len(data) // 64 + 1, 7), np.int64)
+    starts = np.zeros(len(data) // 64 + 1, np.uint64)
+    arguments = ctypes.byref(rules), pointer(padded), ctypes.c_int64(len(data)), pointer(classes)
+    code.classify(*arguments)
+    code.find_words(*arguments, pointer(starts))
+    begins = np.flatnonzero(np.unpackbits(starts.view(np.uint8), bitorder="little"))
+    bounds = itertools.pairwise([*begins.tolist(), len(data)])
+    return [data[begin:end].decode() for begin, end in bounds]
+
+
 def test_every_pattern_of_the_family():
     """The words of each pattern are those of the regular expression."""
     generator = random.Random(0)
     texts = ["".join(generator.choices(ODDITIES, k=40)) for _ in range(12)]
-    data = [text.encode() for text in texts]
-    offsets = np.cumsum([0, *map(len, data)])
-    size = int(offsets[-1]) + len(data) + word_kernels.SLACK
-    text, ends = np.empty(size, np.uint8), np.empty(size, np.int32)
-    counts = np.empty(len(data), np.int64)
-    words = both("gpt2")[0]._words
-    nothing = np.zeros(256, bool)
+    words = both("gpt2")[0].words
     # A possessive one keeps the last space.
     last = r"\s+(?!\S)|\s+"
     possessive = [each.replace(last, r"\s++(?!\S)|\s+") for each in byte_level.PATTERNS]
@@ -206,18 +211,9 @@ def test_every_pattern_of_the_family():
         rule = pre_tokenizers.Split(Regex(pattern), "isolated")
         places = byte_level.places(pattern)
         assert places
-        answer = word_kernels.byte_level(
-            words._replace(begins_token=nothing, **places), True,
-            np.frombuffer(b"".join(data), np.uint8), offsets,
-            np.full(len(data), word_kernels.TEXT, np.int32), 0, text, ends, counts,
-        )  # fmt: skip
-        assert answer[:2] == (word_kernels.DONE, len(data))
-        bounds = np.split(ends[: answer[3]], np.cumsum(counts)[:-1])
-        for number, (whole, found) in enumerate(zip(texts, bounds, strict=True)):
-            starts = [int(offsets[number]), *found.tolist()]
-            pairs = itertools.pairwise(starts)
-            cut = [data[number][a - starts[0] : b - starts[0]].decode() for a, b in pairs]
-            assert cut == [word for word, _ in rule.pre_tokenize_str(whole)], pattern
+        for text in texts:
+            expected = [word for word, _ in rule.pre_tokenize_str(text)]
+            assert words_of(words._replace(**places), text) == expected, pattern
 
 
 # Up to the letterlike symbols, of which some are letters in another case; or all characters.
@@ -245,21 +241,26 @@ def test_long_words(name):
     assert fast.refused == before
 
 
-@pytest.mark.parametrize("name", ["gpt2", "cased"])
-def test_the_memo_is_emptied_when_full(name):
-    fast, codec = of(MAKERS[name]())
-    fast._work = fast._work._replace(
-        table=np.zeros((64, 3), np.int64), store=np.empty(300, np.int64)
-    )
-    assert_equal((fast, codec), corpus()[:150])
-
-
-def test_ids_above_those_that_the_memo_holds_itself(tmp_path):
+@pytest.mark.parametrize("first", [1 << 16, 1 << 20, (1 << 24) - 2000])
+def test_ids_of_more_than_16_bits(first):
     value = json.loads(MAKERS["gpt2"]().to_str())
-    value["model"]["vocab"] = {key: id_ + (1 << 20) for key, id_ in value["model"]["vocab"].items()}
+    value["model"]["vocab"] = {key: id_ + first for key, id_ in value["model"]["vocab"].items()}
     value["added_tokens"] = []
     fast, codec = of(Tokenizer.from_str(json.dumps(value)))
     assert_equal((fast, codec), corpus()[:100])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cased"])
+@pytest.mark.parametrize("length", [9, 40])  # inside the entries, and in the pool beside them
+def test_the_memo_grows_and_is_emptied_when_full(name, length, monkeypatch):
+    """65,536 entries at first, then twice as many; 60,000 new words of 41 bytes fill the pool."""
+    monkeypatch.setattr(word_tokenizer, "_MEMO_BYTES", 6 << 20)
+    fast, codec = of(MAKERS[name]())
+    generator = random.Random(2)
+    words = ["".join(generator.choices("abcdef", k=length)) for _ in range(100_000)]
+    texts = [" ".join(words[at : at + 100]) for at in range(0, len(words), 100)]
+    fast.encode(pa.array(texts))
+    assert_equal((fast, codec), [*texts[:20], *texts[-20:]])
 
 
 def test_equal_merges_and_words_that_merges_do_not_reach():
@@ -376,14 +377,14 @@ def test_both_engines_count_and_agree(folders, kind, engine):
 
 def test_the_audit_stops_at_a_difference(folders, monkeypatch):
     tokenizer = tokenize.Tokenizer(vocabulary.load(folders["gpt2"]))
-    real = word_kernels.encode
+    real = byte_pairs.BytePairTokenizer.encode
 
     def wrong(*arguments):
-        answer = real(*arguments)
-        arguments[7][0] += 1
-        return answer
+        tokens, lengths = real(*arguments)
+        tokens[0] += 1
+        return tokens, lengths
 
-    monkeypatch.setattr(word_kernels, "encode", wrong)
+    monkeypatch.setattr(byte_pairs.BytePairTokenizer, "encode", wrong)
     with pytest.raises(UserError, match="on the text 'one text': use --tokenizer=library"):
         tokenizer.encode(pa.array(["one text"]))
 
@@ -446,13 +447,10 @@ def test_refusals(reason, monkeypatch):
 
 
 def test_tables_of_characters_are_the_librarys():
-    kinds = both("gpt2")[0]._words.kinds
-    assert (kinds == word_kernels.SPACE).sum() == 23
-    assert (kinds == word_kernels.NEWLINE).sum() == 2
-    for pattern, kind in (
-        (r"\p{L}", word_kernels.LETTER),
-        (r"\p{N}", word_kernels.NUMBER),
-    ):
+    kinds = both("gpt2")[0].words.kinds
+    assert (kinds == byte_level.SPACE).sum() == 23
+    assert (kinds == byte_level.NEWLINE).sum() == 2
+    for pattern, kind in ((r"\p{L}", byte_level.LETTER), (r"\p{N}", byte_level.NUMBER)):
         rule = pre_tokenizers.Split(Regex(pattern), "isolated")
         for point in (*range(0x500), 0x1B44, 0x30A0, 0xFF11, 0x1D7CE, 0x20000, 0x10FFFF):
             matched = len(rule.pre_tokenize_str(f"!{chr(point)}!")) == 3

@@ -1,0 +1,403 @@
+// Encodes documents with the ids of a byte-level BPE tokenizer.json (see byte_pairs.py).
+#include <stdlib.h>
+
+#include "byte_words.h"
+#include "trie.h"
+#include "word_memo.h"
+
+// Reasons why `byte_bpe_encode` stops.
+#define DONE 0
+#define NORMALISE 1  // the normaliser may change the document
+#define LIBRARY 2    // the library must encode the document
+#define NO_MEMORY 3
+#define GROW 4  // `out` may be too short for the document's ids
+
+// Instead of an added token's id, for a part that is text or is left to the library.
+#define TEXT (-1)
+#define REFUSED (-2)
+
+#define AHEAD 64                // words whose entries are fetched before they are needed
+#define NONE 0xFFFFFFFFu        // rank of a pair that is not merged
+#define SHORT_LENGTH WORD_BYTES // of words whose pairs are searched one after the other
+
+// A tokenizer; `_Rules` in byte_pairs.py has the same fields.
+typedef struct {
+  WordRules words;
+  i64 prefix;            // whether to add a missing leading space
+  const i64 *tokens;     // trie of added tokens that need the library
+  const u8 *begins;      // [256] their first bytes
+  const i32 *byte_ids;   // [256]
+  const i32 *left, *right, *merged;  // [merges] ids, by rank
+  i64 merges;
+  const i64 *whole;      // trie of pieces that need no merges, each byte as two halves plus 1, or NULL
+  i64 ids, memo_bytes;
+} Rules;
+
+typedef struct {
+  u32 rank;
+  i32 id;
+} Merge;
+
+typedef struct {
+  u64 pair;  // ids, left << 32 | right; ~0 if empty
+  Merge merge;
+} Pair;
+
+typedef struct {
+  Rules rules;
+  WordMemo memo;
+  Merge *of_bytes;  // [256 * 256] merges of single bytes
+  Pair *pairs;      // hash table of all merges
+  u64 pair_mask;
+  u64 *filter;      // bits by hash: pairs that may be in `pairs`
+  u64 filter_mask;
+  Classes *classes;
+  u64 *starts;
+  u8 *text;         // a document with a space before it, or at the end of the caller's bytes
+  i64 room;         // of these, in bytes of text
+  // Of a word: ids, and for a long word ends of symbols (0 if merged), starts of those before, and
+  // pending merges.
+  i32 *ids, *ends, *before;
+  u64 *heap;
+  i64 word_room;
+} Encoder;
+
+EXPORT void byte_bpe_free(Encoder *e) {
+  if (!e) return;
+  word_memo_free(&e->memo);
+  free(e->of_bytes);
+  free(e->pairs);
+  free(e->filter);
+  free(e->classes);
+  free(e->starts);
+  free(e->text);
+  free(e->ids);
+  free(e->ends);
+  free(e->before);
+  free(e->heap);
+  free(e);
+}
+
+INLINE u64 pair_of(i32 left, i32 right) { return (u64)(u32)left << 32 | (u32)right; }
+
+INLINE u64 pair_hash(u64 pair) {
+  u64 mixed = (pair ^ pair >> 29) * 0x9E3779B97F4A7C15ull;
+  return mixed ^ mixed >> 32;
+}
+
+INLINE Pair *pair_slot(const Encoder *e, u64 pair, u64 hash) {
+  u64 slot = hash & e->pair_mask;
+  while (e->pairs[slot].pair != pair && e->pairs[slot].pair != ~0ull)
+    slot = (slot + 1) & e->pair_mask;
+  return e->pairs + slot;
+}
+
+// Returns the merge of two adjacent ids; most pairs have none, which the filter tells from less
+// memory.
+INLINE Merge find_merge(const Encoder *e, i32 left, i32 right) {
+  u64 pair = pair_of(left, right), hash = pair_hash(pair), bit = hash >> 24 & e->filter_mask;
+  if (!(e->filter[bit / 64] >> (bit & 63) & 1)) return (Merge){NONE, 0};
+  return pair_slot(e, pair, hash)->merge;
+}
+
+static bool make_pairs(Encoder *e) {
+  const Rules *r = &e->rules;
+  u64 size = 64;
+  while (size < 2 * (u64)r->merges) size *= 2;
+  e->pair_mask = size - 1;
+  e->filter_mask = 16 * size - 1;
+  e->pairs = malloc(size * sizeof(Pair));
+  e->filter = calloc(size / 4, sizeof(u64));
+  e->of_bytes = malloc(65536 * sizeof(Merge));
+  if (!e->pairs || !e->filter || !e->of_bytes) return false;
+  for (u64 slot = 0; slot < size; slot++) e->pairs[slot] = (Pair){~0ull, {NONE, 0}};
+  for (i64 rank = 0; rank < r->merges; rank++) {  // the last of equal pairs counts
+    u64 pair = pair_of(r->left[rank], r->right[rank]), hash = pair_hash(pair);
+    u64 bit = hash >> 24 & e->filter_mask;
+    e->filter[bit / 64] |= 1ull << (bit & 63);
+    *pair_slot(e, pair, hash) = (Pair){pair, {(u32)rank, r->merged[rank]}};
+  }
+  for (int left = 0; left < 256; left++)
+    for (int right = 0; right < 256; right++)
+      e->of_bytes[left << 8 | right] = find_merge(e, r->byte_ids[left], r->byte_ids[right]);
+  return true;
+}
+
+static bool reserve_word(Encoder *e, i64 size) {
+  if (size <= e->word_room) return true;
+  i64 room = 2 * size;
+  free(e->ids);
+  free(e->ends);
+  free(e->before);
+  free(e->heap);
+  e->ids = malloc((size_t)room * sizeof(i32));
+  e->ends = malloc((size_t)room * sizeof(i32));
+  e->before = malloc((size_t)room * sizeof(i32));
+  e->heap = malloc((size_t)room * 3 * sizeof(u64));
+  bool made = e->ids && e->ends && e->before && e->heap;
+  e->word_room = made ? room : 0;
+  return made;
+}
+
+static bool reserve_text(Encoder *e, i64 size) {
+  if (LIKELY(size <= e->room)) return true;
+  i64 room = (size + size / 2 + 127) & ~63ll;
+  free(e->classes);
+  free(e->starts);
+  free(e->text);
+  e->classes = malloc((size_t)room / 64 * sizeof(Classes));
+  e->starts = malloc((size_t)room / 64 * sizeof(u64));
+  e->text = malloc((size_t)room + TEXT_SLACK);
+  bool made = e->classes && e->starts && e->text;
+  e->room = made ? room : 0;
+  return made;
+}
+
+// Returns an encoder; NULL if memory is short. The kinds, the tries and the ids of bytes must outlive
+// it.
+EXPORT Encoder *byte_bpe_new(const Rules *rules) {
+  Encoder *e = calloc(1, sizeof(Encoder));
+  if (!e) return NULL;
+  e->rules = *rules;
+  bool wide = rules->ids > 1 << 16;
+  if (word_memo_make(&e->memo, rules->memo_bytes, wide) && make_pairs(e) &&
+      reserve_word(e, WORD_BYTES) && reserve_text(e, 1 << 16))
+    return e;
+  byte_bpe_free(e);
+  return NULL;
+}
+
+// ---- Merges. Source: huggingface/tokenizers, `models/bpe/word.rs`, Word::merge_all: the adjacent
+// pair of lowest rank is merged, and the leftmost of several.
+
+INLINE u32 least(const u32 *keys, i64 padded) {
+  u32 found[8];
+  memcpy(found, keys, sizeof(found));
+  for (i64 at = 8; at < padded; at += 8)
+    for (int i = 0; i < 8; i++) found[i] = keys[at + i] < found[i] ? keys[at + i] : found[i];
+  for (int i = 0; i < 4; i++) found[i] = found[i + 4] < found[i] ? found[i + 4] : found[i];
+  for (int i = 0; i < 2; i++) found[i] = found[i + 2] < found[i] ? found[i + 2] : found[i];
+  return found[1] < found[0] ? found[1] : found[0];
+}
+
+INLINE u32 key_of(Merge merge, i64 at) {
+  return merge.rank == NONE ? NONE : merge.rank << 8 | (u32)at;
+}
+
+// Writes the ids of a word of 1 to SHORT_LENGTH bytes to `ids`; returns their number.
+static i64 merge_short(const Encoder *e, const u8 *word, i64 length, i32 *ids) {
+  u32 keys[256];  // of the pair that begins at a symbol: rank << 8 | place
+  i32 merged[256];
+  u8 next[256], before[256];
+  const i64 padded = (length + 7) & ~7ll;
+  for (i64 at = 0; at < length; at++) {
+    ids[at] = e->rules.byte_ids[word[at]];
+    next[at] = (u8)(at + 1);
+    before[at] = (u8)(at - 1);
+  }
+  for (i64 at = 0; at + 1 < length; at++) {
+    Merge merge = e->of_bytes[word[at] << 8 | word[at + 1]];
+    keys[at] = key_of(merge, at);
+    merged[at] = merge.id;
+  }
+  for (i64 at = length - 1; at < padded; at++) keys[at] = NONE;
+  for (u32 top; (top = least(keys, padded)) != NONE;) {
+    i64 at = top & 0xFF, gone = next[at], after = next[gone];
+    ids[at] = merged[at];
+    keys[gone] = keys[at] = NONE;
+    next[at] = (u8)after;
+    if (after < length) {
+      before[after] = (u8)at;
+      Merge merge = find_merge(e, ids[at], ids[after]);
+      keys[at] = key_of(merge, at);
+      merged[at] = merge.id;
+    }
+    if (at) {
+      i64 left = before[at];
+      Merge merge = find_merge(e, ids[left], ids[at]);
+      keys[left] = key_of(merge, left);
+      merged[left] = merge.id;
+    }
+  }
+  i64 count = 0;
+  for (i64 at = 0; at < length; at = next[at]) ids[count++] = ids[at];
+  return count;
+}
+
+static void push(u64 *heap, i64 *size, u64 value) {
+  i64 at = (*size)++;
+  for (i64 above; at > 0 && heap[above = (at - 1) / 2] > value; at = above) heap[at] = heap[above];
+  heap[at] = value;
+}
+
+static u64 pop(u64 *heap, i64 *size) {
+  u64 top = heap[0], value = heap[--*size];
+  i64 at = 0;
+  for (i64 below; (below = 2 * at + 1) < *size; at = below) {
+    if (below + 1 < *size && heap[below + 1] < heap[below]) below++;
+    if (value <= heap[below]) break;
+    heap[at] = heap[below];
+  }
+  heap[at] = value;
+  return top;
+}
+
+static void push_pair(Encoder *e, i64 *size, i32 left, i32 right, i64 at) {
+  Merge merge = find_merge(e, left, right);
+  if (merge.rank != NONE) push(e->heap, size, (u64)merge.rank << 32 | (u64)at);
+}
+
+// Like merge_short, for any length, with a heap of pairs. An entry of the heap counts only if the
+// pair that begins there still has that rank.
+static i64 merge_long(Encoder *e, const u8 *word, i64 length, i32 *ids) {
+  i32 *ends = e->ends, *before = e->before;
+  i64 size = 0;
+  for (i64 at = 0; at < length; at++) {
+    ids[at] = e->rules.byte_ids[word[at]];
+    ends[at] = (i32)at + 1;
+    before[at] = (i32)at - 1;
+  }
+  for (i64 at = 0; at + 1 < length; at++) push_pair(e, &size, ids[at], ids[at + 1], at);
+  while (size) {
+    u64 top = pop(e->heap, &size);
+    i64 at = (i64)(top & 0xFFFFFFFF), middle = ends[at];
+    if (!middle || middle == length) continue;
+    Merge merge = find_merge(e, ids[at], ids[middle]);
+    if (merge.rank != (u32)(top >> 32)) continue;
+    i64 end = ends[middle];
+    ids[at] = merge.id;
+    ends[at] = (i32)end;
+    ends[middle] = 0;
+    if (end < length) {
+      before[end] = (i32)at;
+      push_pair(e, &size, ids[at], ids[end], at);
+    }
+    if (before[at] >= 0) push_pair(e, &size, ids[before[at]], ids[at], before[at]);
+  }
+  i64 count = 0;
+  for (i64 at = 0; at < length; at = ends[at]) ids[count++] = ids[at];
+  return count;
+}
+
+// Returns the id of the piece equal to the word, or -1. Tries cannot hold byte 0, so each byte is
+// spelt as its high and low half, each plus 1.
+static i32 whole_piece(const i64 *trie, const u8 *word, i64 length) {
+  i64 node = trie[0];
+  for (i64 at = 0; at < 2 * length; at++) {
+    u8 half = (u8)((at & 1 ? word[at / 2] & 15 : word[at / 2] >> 4) + 1);
+    node = trie_child(trie, node, half);
+    if (!trie_has(node, half)) return -1;
+  }
+  return trie_value(node);
+}
+
+// Writes the ids of a word to e->ids; returns their number, -1 if memory is short.
+static i64 ids_of_word(Encoder *e, const u8 *word, i64 length) {
+  if (e->rules.whole) {
+    i32 piece = whole_piece(e->rules.whole, word, length);
+    if (piece >= 0) {
+      e->ids[0] = piece;
+      return 1;
+    }
+  }
+  if (length <= SHORT_LENGTH) return merge_short(e, word, length, e->ids);
+  if (!reserve_word(e, length)) return -1;
+  return merge_long(e, word, length, e->ids);
+}
+
+// Appends the ids of a word that the memo lacks; returns the new end of `out`, NULL if memory is
+// short.
+static i32 *encode_new(Encoder *e, const u8 *word, i64 length, WordKey key, u64 hash, i32 *out) {
+  i64 count = ids_of_word(e, word, length);
+  if (count < 0) return NULL;
+  memcpy(out, e->ids, (size_t)count * sizeof(i32));
+  if (length <= WORD_BYTES && !word_memo_store(&e->memo, key, hash, word, length, e->ids, count))
+    return NULL;
+  return out + count;
+}
+
+// Appends the ids of the words between places[0], places[1] … places[count].
+static i32 *encode_words(Encoder *e, const u8 *text, const i64 *places, i64 count, i32 *out) {
+  WordKey keys[AHEAD];
+  u64 hashes[AHEAD];
+  for (i64 i = 0; i < count; i++) {
+    i64 length = places[i + 1] - places[i];
+    if (UNLIKELY(length > WORD_BYTES)) continue;
+    keys[i] = word_key(text + places[i], length);
+    hashes[i] = word_hash(keys[i]);
+    __builtin_prefetch(word_line(&e->memo, hashes[i]));
+  }
+  for (i64 i = 0; i < count && out; i++) {
+    const u8 *word = text + places[i];
+    i64 length = places[i + 1] - places[i];
+    const WordEntry *entry = NULL;
+    if (LIKELY(length <= WORD_BYTES))
+      entry = word_memo_find(&e->memo, keys[i], hashes[i], word, length);
+    if (LIKELY(entry))
+      out += word_ids(&e->memo, entry, out);
+    else
+      out = encode_new(e, word, length, keys[i], hashes[i], out);
+  }
+  return out;
+}
+
+// Appends the ids of text whose words begin at the bits of e->starts.
+static i32 *encode_text(Encoder *e, const u8 *text, i64 size, i32 *out) {
+  i64 places[AHEAD + 64], count = 0;
+  for (i64 block = 0; block < (size + 63) / 64 && out; block++) {
+    for (u64 left = e->starts[block]; left; left &= left - 1)
+      places[count++] = 64 * block + __builtin_ctzll(left);
+    if (count > AHEAD) {
+      out = encode_words(e, text, places, AHEAD, out);
+      count -= AHEAD;
+      memmove(places, places + AHEAD, (size_t)count * sizeof(*places));
+    }
+  }
+  places[count] = size;
+  return out ? encode_words(e, text, places, count, out) : NULL;
+}
+
+static bool has_token(const Rules *r, const u8 *at, const u8 *end) {
+  i32 value;
+  for (; at < end; at++)
+    if (r->begins[*at] && trie_longest(r->tokens, at, end, &value)) return true;
+  return false;
+}
+
+// Encodes parts data[offsets[i]:offsets[i + 1]] from `*first` on into `out` [room] from `*used` on;
+// `lengths` receives the number of ids of each. `given` are TEXT, REFUSED or the only id of a part. Returns DONE or why it stops, with
+// the part in `*first`; `normal` says that parts need no normaliser.
+EXPORT i64 byte_bpe_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
+                           i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
+                           i64 normal) {
+  const Rules *r = &e->rules;
+  for (; *first < parts; ++*first) {
+    const u8 *text = data + offsets[*first], *end = data + offsets[*first + 1];
+    i64 size = end - text, begin = *used;
+    if (begin + size + 1 + WORD_SLACK > room) return GROW;
+    if (given[*first] >= 0) {
+      out[(*used)++] = given[*first];
+      lengths[*first] = 1;
+      continue;
+    }
+    if (given[*first] == REFUSED || has_token(r, text, end)) return LIBRARY;
+    lengths[*first] = 0;
+    if (!size) continue;
+    bool prefix = r->prefix && *text != ' ';
+    if (!reserve_text(e, size + 1)) return NO_MEMORY;
+    if (prefix || offsets[*first + 1] + TEXT_SLACK > offsets[parts]) {
+      e->text[0] = ' ';
+      memcpy(e->text + prefix, text, (size_t)size);
+      memset(e->text + prefix + size, 0, TEXT_SLACK);
+      text = e->text;
+      size += prefix;
+    }
+    if (classify(&r->words, text, size, e->classes) && !normal) return NORMALISE;
+    find_words(&r->words, text, size, e->classes, e->starts);
+    i32 *after = encode_text(e, text, size, out + begin);
+    if (!after) return NO_MEMORY;
+    *used = after - out;
+    lengths[*first] = *used - begin;
+  }
+  return DONE;
+}

@@ -1,0 +1,341 @@
+// Encodes documents with the ids of a WordPiece tokenizer.json (see word_pieces.py).
+#include <stdlib.h>
+
+#include "simd.h"
+#include "trie.h"
+#include "word_memo.h"
+
+// Reasons why `word_piece_encode` stops.
+#define DONE 0
+#define LIBRARY 2  // the library must encode the document
+#define NO_MEMORY 3
+#define GROW 4  // `out` may be too short for the document's ids
+
+// Instead of an added token's id, for a part that is text or is left to the library.
+#define REFUSED (-2)
+
+// Treatment of a character; 0 or more is the index of a replacement.
+enum { KEEP = -1, BREAK = -2, ALONE = -3, REMOVE = -4, REFUSE = -5 };
+
+#define AHEAD 32  // words whose entries are fetched before they are needed
+
+// A tokenizer; `_Rules` in word_pieces.py has the same fields.
+typedef struct {
+  const i32 *actions;      // [0x110000]
+  const u8 *right_sides;   // zero-terminated replacements; spaces separate words
+  i64 longest;             // longest replacement, in bytes
+  const i64 *initial;      // trie of pieces that begin words
+  const i64 *continuing;   // trie of other pieces, without their prefix
+  i64 unknown;             // id of a word that cannot be spelt
+  i64 most_characters;     // of a word that can
+  i64 ids, memo_bytes;
+} Rules;
+
+typedef struct {
+  Rules rules;
+  WordMemo memo;
+  AsciiSet kept, upper, alone, spaces;  // by action; `upper` becomes lower case
+  u8 *text;                             // normalised document; between words it may hold spaces
+  i64 text_room;
+  i32 *begins, *ends;  // of its words
+  i32 *chunks;         // first words of runs of words without white space between them
+  i64 words_room;
+} Encoder;
+
+EXPORT void word_piece_free(Encoder *e) {
+  if (!e) return;
+  word_memo_free(&e->memo);
+  free(e->text);
+  free(e->begins);
+  free(e->ends);
+  free(e->chunks);
+  free(e);
+}
+
+// Returns an encoder; NULL if memory is short. The arrays must outlive it.
+EXPORT Encoder *word_piece_new(const Rules *rules) {
+  Encoder *e = calloc(1, sizeof(Encoder));
+  if (!e) return NULL;
+  e->rules = *rules;
+  if (!word_memo_make(&e->memo, rules->memo_bytes, rules->ids > 1 << 16)) {
+    word_piece_free(e);
+    return NULL;
+  }
+  for (u8 byte = 0; byte < 128; byte++) {
+    const i32 action = rules->actions[byte];
+    const u8 *side = action >= 0 ? rules->right_sides + action : NULL;
+    if (action == KEEP) add_to_set(&e->kept, byte);
+    if (action == ALONE) add_to_set(&e->alone, byte);
+    if (action == BREAK) add_to_set(&e->spaces, byte);
+    if (side && byte >= 'A' && byte <= 'Z' && side[0] == (byte | 0x20) && !side[1])
+      add_to_set(&e->upper, byte);
+  }
+  return e;
+}
+
+// Where a document's normalisation stands.
+typedef struct {
+  const u8 *at, *end;
+  u8 *out;
+  i64 begun, ended;  // words
+  i64 chunks;
+  bool inside;       // of a word
+  bool after_space;  // or at the beginning
+} State;
+
+INLINE void begin_word(Encoder *e, State *s) {
+  if (s->after_space) e->chunks[s->chunks++] = (i32)s->begun;
+  s->after_space = false;
+  e->begins[s->begun++] = (i32)(s->out - e->text);
+}
+
+INLINE void end_word(Encoder *e, State *s) { e->ends[s->ended++] = (i32)(s->out - e->text); }
+
+INLINE void end_if_inside(Encoder *e, State *s) {
+  if (s->inside) end_word(e, s);
+  s->inside = false;
+}
+
+INLINE void end_chunk(Encoder *e, State *s) {
+  end_if_inside(e, s);
+  s->after_space = true;
+}
+
+INLINE void put_byte(Encoder *e, State *s, u8 byte) {
+  if (!s->inside) begin_word(e, s);
+  s->inside = true;
+  *s->out++ = byte;
+}
+
+// Normalises blocks of ASCII characters, up to one with another action.
+INLINE void take_blocks(Encoder *e, State *s, const u8 *readable) {
+  u8 last[BLOCK];
+  for (;;) {
+    const u8 *from = s->at;
+    i64 left = s->end - s->at;
+    if (UNLIKELY(readable - from < BLOCK)) {
+      memset(last, 0, BLOCK);
+      memcpy(last, from, (size_t)left);
+      from = last;
+    }
+    Block block = block_load(from), is_upper = block_in(block, &e->upper);
+    u64 word = block_mask(block_in(block, &e->kept)) | block_mask(is_upper);
+    u64 alone = block_mask(block_in(block, &e->alone));
+    u64 bad = ~(word | alone | block_mask(block_in(block, &e->spaces))) | 1ull << BLOCK;
+    i64 run = __builtin_ctzll(bad);
+    if (run > left) run = left;
+    const u64 valid = (1ull << run) - 1;
+    word &= valid;
+    alone &= valid;
+    block_store(s->out, block_select(is_upper, block_or(block, block_of(0x20)), block));
+    const u64 after_word = word << 1 | s->inside;
+    const i32 place = (i32)(s->out - e->text);
+    const u64 spaces = valid & ~(word | alone), after_space = spaces << 1 | s->after_space;
+    for (u64 begins = (word & ~after_word) | alone; begins; begins &= begins - 1) {
+      const int bit = __builtin_ctzll(begins);
+      e->chunks[s->chunks] = (i32)s->begun;  // kept if it follows a space, which avoids a branch
+      s->chunks += after_space >> bit & 1;
+      e->begins[s->begun++] = place + bit;
+    }
+    for (u64 ends = (after_word & ~word & valid) | alone << 1; ends; ends &= ends - 1)
+      e->ends[s->ended++] = place + (i32)__builtin_ctzll(ends);
+    if (run) s->inside = word >> (run - 1) & 1;
+    if (run) s->after_space = spaces >> (run - 1) & 1;
+    s->out += run;
+    s->at += run;
+    if (run < BLOCK || s->at == s->end) return;
+  }
+}
+
+// Normalises one character; returns false if only the library can.
+INLINE bool take_character(Encoder *e, State *s) {
+  const i64 width = character_bytes(*s->at);
+  if (width > s->end - s->at) return false;
+  const i32 action = e->rules.actions[code_point(s->at, width)];
+  switch (action) {
+    case ALONE:
+      end_if_inside(e, s);
+      // fall through
+    case KEEP:
+      for (i64 i = 0; i < width; i++) put_byte(e, s, s->at[i]);
+      if (action == ALONE) end_if_inside(e, s);
+      break;
+    case BREAK: end_chunk(e, s); break;
+    case REMOVE: break;
+    case REFUSE: return false;
+    default:
+      for (const u8 *side = e->rules.right_sides + action; *side; side++) {
+        if (*side == ' ')
+          end_chunk(e, s);
+        else
+          put_byte(e, s, *side);
+      }
+  }
+  s->at += width;
+  return true;
+}
+
+static bool reserve(Encoder *e, i64 size) {
+  if (UNLIKELY(size > e->text_room)) {
+    u8 *text = realloc(e->text, (size_t)(2 * size));
+    if (!text) return false;
+    e->text = text;
+    e->text_room = 2 * size;
+  }
+  if (UNLIKELY(size > e->words_room)) {
+    i32 *begins = realloc(e->begins, (size_t)(2 * size) * sizeof(i32));
+    if (begins) e->begins = begins;
+    i32 *ends = realloc(e->ends, (size_t)(2 * size) * sizeof(i32));
+    if (ends) e->ends = ends;
+    i32 *chunks = realloc(e->chunks, (size_t)(2 * size) * sizeof(i32));
+    if (chunks) e->chunks = chunks;
+    if (!begins || !ends || !chunks) return false;
+    e->words_room = 2 * size;
+  }
+  return true;
+}
+
+// Normalises data[at:end] into e->text and finds its words; returns DONE, LIBRARY or NO_MEMORY.
+static i64 find_words(Encoder *e, const u8 *at, const u8 *end, const u8 *readable, i64 *words,
+                      i64 *chunks) {
+  State s = {at, end, e->text, 0, 0, 0, false, true};
+  while (s.at < s.end) {
+    i64 size = s.out - e->text;
+    // What is left is copied, blocks at a time, but for one replacement before room is made again.
+    if (!reserve(e, size + (s.end - s.at) + e->rules.longest + 2 * BLOCK + READ_AHEAD))
+      return NO_MEMORY;
+    s.out = e->text + size;
+    take_blocks(e, &s, readable);
+    if (s.at == s.end) break;
+    if (!take_character(e, &s)) return LIBRARY;
+  }
+  end_if_inside(e, &s);
+  *words = s.ended;
+  *chunks = s.chunks;
+  e->chunks[s.chunks] = (i32)s.ended;
+  return DONE;
+}
+
+// Writes the ids of a word to `ids`, at most one for each byte; returns their number.
+// Source: huggingface/tokenizers, `models/wordpiece/mod.rs`, WordPiece::tokenize.
+static i64 ids_of_word(const Rules *r, const u8 *word, i64 length, i32 *ids) {
+  const u8 *end = word + length;
+  i64 characters = 0, count = 0;
+  for (i64 i = 0; i < length; i++) characters += (word[i] & 0xC0) != 0x80;
+  const i64 *trie = r->initial;
+  while (word < end && characters <= r->most_characters) {
+    i64 size = trie_longest(trie, word, end, ids + count);
+    if (!size) break;
+    word += size;
+    count++;
+    trie = r->continuing;
+  }
+  if (word == end) return count;
+  ids[0] = (i32)r->unknown;
+  return 1;
+}
+
+// Appends the ids of at most AHEAD words, first..last - 1; returns the new end of `out`, NULL if
+// memory is short.
+static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
+  WordKey keys[AHEAD];
+  u64 hashes[AHEAD];
+  for (i64 i = first; i < last; i++) {
+    i64 length = e->ends[i] - e->begins[i];
+    if (UNLIKELY(length > WORD_BYTES)) continue;
+    keys[i - first] = word_key(e->text + e->begins[i], length);
+    hashes[i - first] = word_hash(keys[i - first]);
+    __builtin_prefetch(word_line(&e->memo, hashes[i - first]));
+  }
+  for (i64 i = first; i < last; i++) {
+    const u8 *word = e->text + e->begins[i];
+    i64 length = e->ends[i] - e->begins[i];
+    if (UNLIKELY(length > WORD_BYTES)) {
+      out += ids_of_word(&e->rules, word, length, out);
+      continue;
+    }
+    WordKey key = keys[i - first];
+    u64 hash = hashes[i - first];
+    const WordEntry *entry = word_memo_find(&e->memo, key, hash, word, length);
+    if (LIKELY(entry)) {
+      out += word_ids(&e->memo, entry, out);
+      continue;
+    }
+    i64 count = ids_of_word(&e->rules, word, length, out);
+    if (!word_memo_store(&e->memo, key, hash, word, length, out, count)) return NULL;
+    out += count;
+  }
+  return out;
+}
+
+// Appends the ids of a chunk of words, which the memo keeps if it is short; returns as above.
+static i32 *encode_chunk(Encoder *e, i64 first, i64 last, WordKey key, u64 hash, i32 *out) {
+  i32 *const begin = out;
+  for (i64 word = first; word < last && out; word += AHEAD)
+    out = encode_words(e, word, word + AHEAD < last ? word + AHEAD : last, out);
+  const i64 length = e->ends[last - 1] - e->begins[first];
+  if (!out || last - first == 1 || length > SHORT_WORD) return out;
+  const u8 *text = e->text + e->begins[first];
+  return word_memo_store(&e->memo, key, hash, text, length, begin, out - begin) ? out : NULL;
+}
+
+// Appends the ids of chunks first..last - 1; returns as above.
+static i32 *encode_chunks(Encoder *e, i64 first, i64 last, i32 *out) {
+  WordKey keys[AHEAD];
+  u64 hashes[AHEAD];
+  for (i64 i = first; i < last; i++) {
+    const i32 begin = e->begins[e->chunks[i]];
+    const i64 length = e->ends[e->chunks[i + 1] - 1] - begin;
+    keys[i - first] = LIKELY(length <= SHORT_WORD) ? word_key(e->text + begin, length)
+                                                   : (WordKey){0, 0};
+    hashes[i - first] = word_hash(keys[i - first]);
+    __builtin_prefetch(word_line(&e->memo, hashes[i - first]));
+  }
+  for (i64 i = first; i < last && out; i++) {
+    const i64 word = e->chunks[i], next = e->chunks[i + 1];
+    const WordKey key = keys[i - first];
+    const u64 hash = hashes[i - first];
+    const WordEntry *entry = NULL;
+    if (LIKELY(key.high)) {
+      const i64 length = e->ends[next - 1] - e->begins[word];
+      entry = word_memo_find(&e->memo, key, hash, e->text + e->begins[word], length);
+    }
+    if (LIKELY(entry))
+      out += word_ids(&e->memo, entry, out);
+    else
+      out = encode_chunk(e, word, next, key, hash, out);
+  }
+  return out;
+}
+
+// Encodes parts as byte_bpe_encode does.
+EXPORT i64 word_piece_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
+                             i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
+                             i64 normal) {
+  (void)normal;  // the tables normalise
+  const u8 *readable = data + offsets[parts];
+  for (; *first < parts; ++*first) {
+    const u8 *at = data + offsets[*first], *end = data + offsets[*first + 1];
+    i64 words = 0, chunks = 0;
+    if (*used + WORD_SLACK > room) return GROW;
+    if (given[*first] >= 0) {
+      out[(*used)++] = given[*first];
+      lengths[*first] = 1;
+      continue;
+    }
+    if (given[*first] == REFUSED) return LIBRARY;
+    i64 why = find_words(e, at, end, readable, &words, &chunks);
+    if (why != DONE) return why;
+    i32 *after = out + *used;
+    if (words) {
+      if (*used + e->ends[words - 1] + WORD_SLACK > room) return GROW;
+      memset(e->text + e->ends[words - 1], 0, READ_AHEAD);
+      for (i64 chunk = 0; chunk < chunks && after; chunk += AHEAD)
+        after = encode_chunks(e, chunk, chunk + AHEAD < chunks ? chunk + AHEAD : chunks, after);
+      if (!after) return NO_MEMORY;
+    }
+    lengths[*first] = after - out - *used;
+    *used = after - out;
+  }
+  return DONE;
+}
