@@ -20,7 +20,7 @@ FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
 # Rounding must not depend on the compiler: no fused multiply-add.
 _FLAGS = (
-    *("-std=c11", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-s"),
+    *("-std=gnu11", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-s"),
     *("-ffp-contract=off", "-fno-math-errno"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
 )

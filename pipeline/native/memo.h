@@ -7,6 +7,9 @@
 #pragma once
 
 #include <stdlib.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "simd.h"
 
@@ -20,6 +23,8 @@
 #define WAYS 2     // entries of a bucket, a power of two
 // Most u32 of a record, and those that may be read beyond its end.
 #define RECORD_WORDS (2 + MEMO_BYTES / 4 + MEMO_IDS + 4)
+
+#define HUGE_PAGE ((size_t)2 << 20)
 
 typedef struct {
   u64 low, high;  // high is 0 in empty entries
@@ -43,8 +48,13 @@ typedef struct {
 } Memo;
 
 static inline bool memo_make(Memo *memo, i64 entries, i64 pool_words, bool wide) {
-  memo->memory = calloc((size_t)entries + 2, sizeof(Entry));  // zeros that take no memory until used
-  memo->table = (Entry *)(((uintptr_t)memo->memory + 63) & ~(uintptr_t)63);
+  // Zeros take no memory until used, and huge pages need fewer look-ups of addresses.
+  const size_t bytes = (size_t)entries * sizeof(Entry);
+  memo->memory = calloc(bytes + HUGE_PAGE, 1);
+  memo->table = (Entry *)(((uintptr_t)memo->memory + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+#ifdef __linux__
+  if (memo->memory) madvise(memo->table, bytes, MADV_HUGEPAGE);
+#endif
   memo->pool = malloc((size_t)pool_words * sizeof(u32));
   memo->seen = calloc((size_t)entries / 64, sizeof(u64));
   if (!memo->memory || !memo->pool || !memo->seen) return false;
