@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,11 @@ class Vocabulary:
     def is_sentencepiece(self) -> bool:
         return kind_of(self.model) is sentencepiece_model
 
+    @functools.cached_property
+    def is_unigram(self) -> bool:
+        """Whether it is a unigram model of SentencePiece, whose releases have several laws."""
+        return self.is_sentencepiece and sentencepiece_model.is_unigram(self.model)
+
     @property
     def is_registered(self) -> bool:
         return kind_of(self.model) is registered
@@ -192,13 +198,18 @@ class Vocabulary:
         return " ".join(filter(None, text))
 
 
-def encode_with_sentinels(vocabulary: Vocabulary, text: str) -> np.ndarray:
+def encode_with_sentinels(
+    vocabulary: Vocabulary, text: str, encode: Callable[[str], np.ndarray] | None = None
+) -> np.ndarray:
     """Returns the ids of a text, int32 [tokens], without EOS; <extra_id_k> becomes a sentinel.
+
+    `encode` returns the ids of text without sentinels; by default the vocabulary's library.
 
     Drops the space before a sentinel, which belongs to the span's first token. Text after a
     sentinel without a space continues the word if the vocabulary has such a piece. Raises UserError
     if the vocabulary lacks the sentinel.
     """
+    encode = encode or (lambda part: vocabulary.encode([part])[0])
     # Texts are at even places, sentinel numbers at odd ones.
     parts = _SENTINEL.split(text)
     ids: list[int] = []
@@ -208,7 +219,7 @@ def encode_with_sentinels(vocabulary: Vocabulary, text: str) -> np.ndarray:
             continue
         if place < len(parts) - 1:
             part = part.removesuffix(" ")
-        own = vocabulary.encode([part])[0].tolist() if part else []
+        own = encode(part).tolist() if part else []
         if place and own and not part[0].isspace():
             own = _without_space(vocabulary, own)
         ids += own

@@ -141,16 +141,16 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
     loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
     library = loaded.codec.library
     if left == encoded:
-        reason = tokenize.Tokenizer(loaded).refusal
+        reason = tokenize.Tokenizer(loaded, law=job.plan.law).refusal
         print(f"all texts were left to {library}{f': {reason}' if reason else ''}")
         if counts["audited"]:
             print(f"encoded {counts['audited']:,} of them twice: no difference")
     else:
         some = f", {left:,} of them by {library}" if left else ""
-        print(
-            f"tokenized {encoded:,} texts{some}; audited {counts['audited']:,} against {library}: "
-            "no difference"
-        )
+        audit = f"audited {counts['audited']:,} against {library}: no difference"
+        if why := tokenize.other_law(loaded, job.plan.law):
+            audit = f"none audited, because {why}"
+        print(f"tokenized {encoded:,} texts{some}; {audit}")
 
 
 def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:

@@ -92,7 +92,8 @@ _idle: dict[tuple, list[_Loaded]] = {}
 def _tokenizer(job: Job) -> Iterator[_Loaded]:
     """Yields the cache's copy of the vocabulary and a tokenizer that no other thread uses."""
     record = job.plan.vocabulary
-    key = (job.folder, record, job.tokenizer, job.plan.spelling)
+    law = job.plan.law
+    key = (job.folder, record, job.tokenizer, job.plan.spelling, law)
     if key not in _idle:
         _idle.clear()
     waiting = _idle.setdefault(key, [])
@@ -104,8 +105,8 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
         of_cache = vocabulary.of_cache(job.folder, record)
         choice, speller = job.plan.spelling, None
         if choice:
-            speller = spelling.Speller(of_cache, choice, job.tokenizer)
-        loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer), speller
+            speller = spelling.Speller(of_cache, choice, job.tokenizer, law)
+        loaded = of_cache, tokenize.Tokenizer(of_cache, job.tokenizer, law), speller
     try:
         yield loaded
     finally:

@@ -96,7 +96,8 @@ def _planned(
 
 def _check_alike(language: str, ours: Plan, existing: Plan) -> None:
     """Raises a UserError if a new language would have other rows than the others."""
-    fields = ("vocabulary", "packing", "row_tokens", "separator", "pairs", "spelling")
+    how = ("packing", "row_tokens", "separator", "pairs", "spelling", "sentencepiece_law")
+    fields = ("vocabulary", *how)
     same = {name: getattr(ours, name) for name in fields}
     if different := dataclasses.replace(existing, **same).difference(existing):
         raise UserError(

@@ -7,6 +7,7 @@ from tasks.cache.manifest import QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKING
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
 from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
+from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 from tasks.vocabulary import FORMS
 
 
@@ -103,6 +104,12 @@ class Options:
         "library if the code lacks the vocabulary; library: SentencePiece or, for a "
         "tokenizer.json, Hugging Face's tokenizers; sentencepiece: SentencePiece alone",
         choices=("fast", "library", "sentencepiece"),
+    )
+    sentencepiece_law: str = field(
+        OLD_LAW,
+        "releases of SentencePiece whose ids a unigram vocabulary gets: 0.1, those up to 0.2.1, or "
+        "0.2.2, that one and later ones; they choose differently where segmentations nearly tie",
+        choices=LAWS,
     )
     exclude: str | None = field(
         None,

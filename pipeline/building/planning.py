@@ -10,7 +10,7 @@ from pipeline.excluding import cache_lists, origins, translation
 from pipeline.excluding.lists import Given
 from pipeline.filtering import sets
 from pipeline.runners import secret
-from pipeline.tokenizer import spelling
+from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import PAIRS, QUARANTINE, TOO_LONG, PairLimits, Plan, Spelling
 from tasks.reading import sources
@@ -18,6 +18,7 @@ from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
 from tasks.terminal.command_line import UserError, nearest
 from tasks.unit import Unit
+from tasks.vocabularies.sentencepiece_model import NEW_LAW, OLD_LAW
 from tasks.vocabulary import Vocabulary
 
 
@@ -67,6 +68,7 @@ def checked(options: Options) -> Checked:
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
     where = f"the vocabulary {options.vocabulary}"
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
+    _check_law(options, loaded)
     limits = _pair_limits(options, task, spec)
     if choice := _spelling(options):
         spelling.check(loaded, choice, limits is not None)
@@ -127,6 +129,7 @@ def planned(each: Listed, lists: Sequence[Given]) -> Planned:
         exclude=exclude,
         filters=filters,
         spelling=_spelling(options),
+        sentencepiece_law=None if options.sentencepiece_law == OLD_LAW else NEW_LAW,
     )
     secret_name, module = options.hf_token_secret or "", options.task_module or ""
     job = graph.Job(of.folder, plan, corpus, options.tokenizer, secret_name, module)
@@ -206,6 +209,17 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
 def _spelling(options: Options) -> Spelling | None:
     chosen = Spelling(options.sentinels, options.special_tokens)
     return None if chosen == Spelling(QUARANTINE, QUARANTINE) else chosen
+
+
+def _check_law(options: Options, loaded: Vocabulary) -> None:
+    law = options.sentencepiece_law
+    if law != OLD_LAW and not loaded.is_unigram:
+        raise UserError(
+            f"--sentencepiece_law={law} has no effect: {options.vocabulary} is not a unigram model "
+            "of SentencePiece, and only those have other ids in other releases"
+        )
+    if options.tokenizer != tokenize.FAST:
+        tokenize.check_law(loaded, law, options.tokenizer)
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:

@@ -8,6 +8,9 @@
 
 #define UNIGRAM 0
 #define BPE 1
+#define OLD_LAW 0             // of unigram models: that of SentencePiece up to 0.2.1,
+#define NEW_LAW 1             // and that of 0.2.2 and later,
+#define MOST_SCORE 100000.0f  // in which a larger score is subtracted from all
 
 // Reasons why `sentencepiece_encode` stops.
 #define DONE 0
@@ -26,7 +29,7 @@
 // A model; `Model` in fast_tokenizer.py has the same fields.
 typedef struct {
   Normaliser normaliser;
-  i64 kind;
+  i64 kind, law;
   const i64 *trie;       // piece -> id
   const i64 *frozen;     // user-defined symbols -> id; BPE neither splits nor merges them
   const double *scores;  // [ids] of a piece in a path; of ids of bytes, see `exact_score`
@@ -281,7 +284,8 @@ static i64 normalise(Encoder *e, const u8 *at, const u8 *end, const u8 *readable
 // With n characters, scores of at most C and M = |score before| + n C, each rounding errs by at
 // most u = M 2^-24. So SentencePiece's best scores and candidates differ from the true ones by at
 // most n u, and the stored best by another u. If the two best candidates are more than (2 n + 2) u
-// apart, SentencePiece chooses the same one.
+// apart, SentencePiece chooses the same one. Under the new law, no score within the segment may
+// exceed MOST_SCORE; 1 covers their rounding.
 static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes) {
   const i64 *trie = m->trie, root = trie[0];
   for (i64 p = 1; p <= size; p++) nodes[p] = (Node){-INFINITY, -INFINITY, 0, -1};
@@ -320,21 +324,28 @@ static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes
   double margin = INFINITY;
   for (i64 p = size; p > 0; p = nodes[p].start)
     if (nodes[p].best - nodes[p].rival < margin) margin = nodes[p].best - nodes[p].rival;
-  if (margin == INFINITY) return INFINITY;
   // 1% and 1e-9 cover this computation's own rounding, about 1e-16 of the scores.
   double most = (margin - 1e-9) * 0.99 * 16777216.0 / (double)(2 * characters + 2);
+  if (m->law == NEW_LAW) most = fmin(most, MOST_SCORE - 1);
   return most - (double)characters * m->cost;
 }
 
-// Finds SentencePiece's best path through a segment after a path of `score`. Compares candidates
-// in double precision with a best score rounded to float32.
+// Finds SentencePiece's best path through a segment after a path of `score`. The old law compares
+// candidates in double precision with a best score rounded to float32; the new one rounds both, and
+// lets scores begin at 0 again where the best is too large.
 // Source: SentencePiece unigram_model.cc, Model::EncodeOptimized.
-static void exact_path(const Model *m, const u8 *text, i64 size, float score, Narrow *nodes) {
+INLINE void path_by(i64 law, const Model *m, const u8 *text, i64 size, float score, Narrow *nodes) {
   const i64 *trie = m->trie, root = trie[0];
+  i64 reached = 0;
   for (i64 p = 1; p <= size; p++) nodes[p].start = -1;
-  nodes[0].best = score;
+  nodes[0] = (Narrow){score, 0, 0};
   for (i64 begin = 0, width; begin < size; begin += width) {
     width = character_bytes(text[begin]);
+    if (law == NEW_LAW && fabsf(nodes[begin].best) > MOST_SCORE) {
+      const float most = nodes[begin].best;
+      for (i64 p = begin; p <= reached; p++)
+        if (nodes[p].start >= 0) nodes[p].best -= most;
+    }
     const double before = nodes[begin].best;
     bool single = false;
     i64 node = root;
@@ -346,16 +357,26 @@ static void exact_path(const Model *m, const u8 *text, i64 size, float score, Na
       i32 id = trie_value(node);
       if (id < 0) continue;
       double candidate = m->scores[id] + before;
+      if (law == NEW_LAW) candidate = (float)candidate;
+      if (p > reached) reached = p;
       if (nodes[p].start < 0 || candidate > nodes[p].best)
         nodes[p] = (Narrow){(float)candidate, id, (i32)begin};
       single |= p - begin == width;
     }
     if (single) continue;
+    if (begin + width > reached) reached = begin + width;
     Narrow *to = nodes + begin + width;
     double candidate = (float)(m->scores[m->unknown_id] + before);
     if (to->start < 0 || candidate > to->best)
       *to = (Narrow){(float)candidate, (i32)m->unknown_id, (i32)begin};
   }
+}
+
+static void exact_path(const Model *m, const u8 *text, i64 size, float score, Narrow *nodes) {
+  if (m->law == NEW_LAW)
+    path_by(NEW_LAW, m, text, size, score, nodes);
+  else
+    path_by(OLD_LAW, m, text, size, score, nodes);
 }
 
 typedef struct {
@@ -562,13 +583,13 @@ static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i32 *out, i64 be
     i32 id = nodes[end].id;
     if (id == m->unknown_id && m->has_bytes) {
       used += put_piece(m, text, p, end, id, out + used);
-      e->exact = (float)(m->scores[id] + (double)e->exact);
       e->exact_ids = used;
     } else {
       used = append(e, id, out, begin, used);
     }
     p = end;
   }
+  if (m->kind == UNIGRAM) e->exact = nodes[size].best;
   e->bound = fabs(e->exact);
   return used;
 }

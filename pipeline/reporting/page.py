@@ -249,6 +249,7 @@ def _provenance(folder: str, manifest: CacheManifest) -> str:
         ("fingerprint of the plan", manifest.plan.fingerprint),
         ("SHA-256 of the vocabulary", vocabulary.sha256),
         ("ids", f"{vocabulary.size:,}, including {vocabulary.sentinels} sentinels"),
+        *([("law of SentencePiece", law)] if (law := manifest.plan.sentencepiece_law) else []),
         ("format", manifest.plan.format),
         *sorted(manifest.software.items()),
     ]

@@ -21,6 +21,7 @@ import pyarrow as pa
 from pipeline.native import build
 from pipeline.native.library import filled, library, pointer
 from pipeline.tokenizer import table_cache, trie
+from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 
 _SPACE = "\u2581"
 # SentencePiece's penalty, relative to the lowest score, for a character that is not a piece.
@@ -56,6 +57,7 @@ class Tables(NamedTuple):
     prefix: bool
     suffix: bool
     kind: int
+    law: int  # of LAWS
     trie: np.ndarray  # int64[nodes]
     frozen: np.ndarray  # int64[nodes]
     scores: np.ndarray  # float64[ids]
@@ -79,7 +81,7 @@ class _Normaliser(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *(("normaliser", _Normaliser), ("kind", ctypes.c_int64)),
+        *(("normaliser", _Normaliser), ("kind", ctypes.c_int64), ("law", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("trie", "frozen", "scores", "narrow")),
         *(("unknown_id", ctypes.c_int64), ("byte_ids", ctypes.c_void_p)),
         *(("has_bytes", ctypes.c_int64), ("cost", ctypes.c_double)),
@@ -168,8 +170,10 @@ def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return raw, bounds.astype(np.int64)
 
 
-def from_model(model: bytes, processor: Any) -> FastTokenizer:
+def from_model(model: bytes, processor: Any, law: str = OLD_LAW) -> FastTokenizer:
     """Makes a tokenizer from a serialized ModelProto; `processor` encodes refused documents.
+
+    A unigram model is encoded by `law`, one of `sentencepiece_model.LAWS`.
 
     Tables are kept in the user's cache folder: for 250,000 pieces, making them takes seconds,
     loading them milliseconds. Raises Unsupported for other models.
@@ -179,11 +183,12 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-        return {**_normaliser(proto), **_pieces(proto)}
+        return {**_normaliser(proto), **_pieces(proto, law)}
 
     modules = (*map(str, build.sources()), trie.__file__, __file__)
+    key = law.encode() + model
     return FastTokenizer(
-        Tables(**table_cache.load_or_make(model, modules, Tables._fields, make)), processor
+        Tables(**table_cache.load_or_make(key, modules, Tables._fields, make)), processor
     )
 
 
@@ -221,7 +226,7 @@ def _normaliser(proto: Any) -> dict[str, Any]:
     return found
 
 
-def _pieces(proto: Any) -> dict[str, Any]:
+def _pieces(proto: Any, law: str) -> dict[str, Any]:
     kinds = proto.trainer_spec
     if kinds.model_type not in (kinds.UNIGRAM, kinds.BPE):
         raise Unsupported("its type is neither unigram nor BPE")
@@ -264,7 +269,10 @@ def _pieces(proto: Any) -> dict[str, Any]:
         # Source: `unigram_model.cc`: user-defined symbols always win.
         for _, number in symbols:
             length = len(proto.pieces[number].piece.encode())
-            scores[number] = np.float64(np.float32(length) * highest) - 0.1
+            if law == OLD_LAW:
+                scores[number] = np.float64(np.float32(length) * highest) - 0.1
+            else:
+                scores[number] = np.float32(0.1 * (length - 1))
     scores[unknown_id] = np.float32(lowest - np.float32(_UNKNOWN_PENALTY))
     used = scores[[unknown_id, *(number for _, number in normal)]]
     if kinds.byte_fallback:
@@ -285,6 +293,7 @@ def _pieces(proto: Any) -> dict[str, Any]:
     space, line = ord(" "), ord("\n")
     return {
         "kind": _UNIGRAM if unigram else _BPE,
+        "law": LAWS.index(law),
         "trie": trie.build(normal),
         "frozen": trie.build(symbols),
         "scores": scores,

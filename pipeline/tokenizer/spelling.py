@@ -11,6 +11,7 @@ from tasks.cache.manifest import KEEP, SENTINELS, SPECIAL_TOKENS, TEXT, Spelling
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level, spelt
 from tasks.vocabularies.pieces import CONTROL, UNKNOWN
+from tasks.vocabularies.sentencepiece_model import OLD_LAW
 from tasks.vocabulary import Vocabulary, encode_with_sentinels
 
 _SENTINEL = "<extra_id_"
@@ -31,7 +32,7 @@ class Spelt(NamedTuple):
 class Speller:
     """Encodes texts that spell sentinels or special tokens as the plan's `Spelling` says."""
 
-    def __init__(self, vocabulary: Vocabulary, choice: Spelling, engine: str):
+    def __init__(self, vocabulary: Vocabulary, choice: Spelling, engine: str, law: str = OLD_LAW):
         ids = plain_ids(vocabulary, choice)
         self._plain = vocabulary
         if len(ids):
@@ -39,7 +40,7 @@ class Speller:
             self._plain = Vocabulary(model, vocabulary.record, vocabulary.name)
         self.choices = {SENTINELS: choice.sentinels, SPECIAL_TOKENS: choice.special_tokens}
         self._keeps = choice.sentinels == KEEP
-        self._tokenizer = tokenize.Tokenizer(self._plain, engine)
+        self._tokenizer = tokenize.Tokenizer(self._plain, engine, law)
         self._is_plain = np.zeros(vocabulary.size, bool)
         self._is_plain[ids] = True
         self._first_sentinel = vocabulary.first_sentinel
@@ -65,7 +66,7 @@ class Speller:
         spells = pc.match_substring(texts, _SENTINEL) if self._keeps else pa.array([], pa.bool_())
         for number in np.flatnonzero(spells.to_numpy(zero_copy_only=False)).tolist():
             try:
-                ids = encode_with_sentinels(self._plain, texts[number].as_py())
+                ids = encode_with_sentinels(self._plain, texts[number].as_py(), self._encode)
             except UserError as error:
                 ids, failures[number] = np.zeros(0, np.int32), str(error)
             changed[number] = ids
@@ -76,6 +77,9 @@ class Speller:
             tokens = np.concatenate(parts)
             lengths = np.fromiter(map(len, parts), np.int64, len(parts))
         return Spelt(tokens, lengths, kept, failures)
+
+    def _encode(self, text: str) -> np.ndarray:
+        return self._tokenizer.encode(pa.array([text]))[0]
 
 
 def plain_ids(vocabulary: Vocabulary, choice: Spelling) -> np.ndarray:

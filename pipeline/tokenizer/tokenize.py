@@ -10,6 +10,7 @@ from pipeline.tokenizer import byte_pairs, fast_tokenizer, tokenizer_file, word_
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.registered import RegisteredCodec
+from tasks.vocabularies.sentencepiece_model import OLD_LAW, RELEASES, installed
 from tasks.vocabulary import Vocabulary
 
 FAST = "fast"
@@ -37,12 +38,17 @@ Fast = (
 
 
 class Tokenizer:
-    """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids."""
+    """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids.
 
-    def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
+    A unigram model of SentencePiece is encoded by `law`. If the installed library has another, only
+    FAST can, and is not audited; raises a UserError if it cannot either.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, engine: str = FAST, law: str = OLD_LAW):
         self._vocabulary = vocabulary
         self._fast: Fast | None = None
         self.refusal = ""  # why FAST leaves the vocabulary to its library
+        self._audits = not other_law(vocabulary, law)
         # Index of a text in the last `encode` call -> why a user's class cannot encode it; such a
         # text has no ids.
         self.failures: dict[int, str] = {}
@@ -59,9 +65,11 @@ class Tokenizer:
         self._again = codec.another() if isinstance(codec, RegisteredCodec) else None
         if engine == FAST:
             try:
-                self._fast = fast(vocabulary)
+                self._fast = fast(vocabulary, law)
             except fast_tokenizer.Unsupported as error:
                 self.refusal = str(error)
+        if not self._fast:
+            check_law(vocabulary, law, engine, self.refusal)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids in each).
@@ -79,7 +87,8 @@ class Tokenizer:
         refused = self._fast.refused
         tokens, lengths = self._fast.encode(texts)
         self.documents["left to the library"] += self._fast.refused - refused
-        self._audit(texts, tokens, lengths)
+        if self._audits:
+            self._audit(texts, tokens, lengths)
         return tokens, lengths
 
     def _by_library(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -143,12 +152,30 @@ class Tokenizer:
                 )
 
 
-def fast(vocabulary: Vocabulary) -> Fast:
+def other_law(vocabulary: Vocabulary, law: str) -> str:
+    """Returns why the installed SentencePiece cannot encode by `law`, "" if it can."""
+    if not vocabulary.is_unigram:
+        return ""
+    version, own = installed()
+    return "" if own == law else f"sentencepiece {version} encodes by law {own}, not {law}"
+
+
+def check_law(vocabulary: Vocabulary, law: str, engine: str, refusal: str = "") -> None:
+    """Raises a UserError if the library must encode but has another law; `refusal` is FAST's."""
+    if why := other_law(vocabulary, law):
+        reason, fast = (f" leaves it to the library ({refusal})", "") if refusal else ("", FAST)
+        raise UserError(
+            f"--tokenizer={engine}{reason}: {why}: pip install '{RELEASES[law]}', or give "
+            f"--sentencepiece_law={installed()[1]}{fast and f' or --tokenizer={fast}'}"
+        )
+
+
+def fast(vocabulary: Vocabulary, law: str = OLD_LAW) -> Fast:
     """Returns the fast tokenizer of a vocabulary; raises Unsupported if there is none."""
     if vocabulary.is_registered:
         raise fast_tokenizer.Unsupported(_CLASS)
     if vocabulary.is_sentencepiece:
-        return fast_tokenizer.from_model(vocabulary.model, vocabulary.processor)
+        return fast_tokenizer.from_model(vocabulary.model, vocabulary.processor, law)
     assert isinstance(vocabulary.codec, tokenizer_json.TokenizersCodec)
     return tokenizer_file.tokenizer(vocabulary.model, vocabulary.codec)
 

@@ -44,6 +44,7 @@ from tasks.cache.filtered import ExcludeRecord, FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
+from tasks.vocabularies.sentencepiece_model import NEW_LAW, OLD_LAW
 from tasks.vocabulary import VOCABULARY_FILES, VocabularyRecord
 
 FORMAT = 1
@@ -178,10 +179,17 @@ class Plan:
     exclude: tuple[ExcludeRecord, ...] | None = None
     filters: tuple[FilterRecord, ...] | None = None  # rules that judge documents; None if none
     spelling: Spelling | None = None  # None if texts that spell special tokens are left out
+    # NEW_LAW if a unigram vocabulary was encoded by it; None for OLD_LAW and other vocabularies.
+    sentencepiece_law: str | None = None
 
     @property
     def unit(self) -> Unit:
         return Unit.PAIR if self.packing == PAIRS else Unit.TEXT
+
+    @property
+    def law(self) -> str:
+        """The law that encodes a unigram vocabulary, one of sentencepiece_model.LAWS."""
+        return self.sentencepiece_law or OLD_LAW
 
     @property
     def remedy(self) -> Remedy:
@@ -372,6 +380,8 @@ def plan_from_dict(value: Any) -> Plan:
     for name, choices in SPELLINGS.items() if plan.spelling else ():
         if (choice := getattr(plan.spelling, name)) not in choices:
             raise wrong(f"spelling.{name}", choice, f"one of {', '.join(choices)}")
+    if plan.sentencepiece_law not in (None, NEW_LAW):
+        raise wrong("sentencepiece_law", plan.sentencepiece_law, f"absent or {NEW_LAW}")
     if plan.adopted and plan.adopted.program not in PROGRAMS:
         raise wrong("adopted.program", plan.adopted.program, f"one of {', '.join(PROGRAMS)}")
     if (file := plan.vocabulary.file) not in (None, *VOCABULARY_FILES):

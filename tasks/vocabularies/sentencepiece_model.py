@@ -1,6 +1,7 @@
 """SentencePiece models, read without importing SentencePiece, except to encode and decode."""
 
 import contextlib
+import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,15 @@ from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, Sp
 FILE = "sentencepiece.model"
 # SentencePiece's mark for a space; the first piece of a word begins with it.
 SPACE = "\u2581"
+# Laws of encoding with a unigram model, named after the first releases with them. OLD compares
+# candidates in float64 with sums in float32; NEW rounds both, subtracts the score from all sums
+# where it exceeds 100,000, and scores user-defined symbols differently. All other models have the
+# same ids in every release. Source: `unigram_model.cc` of 0.2.1 and 0.2.2, Model::EncodeOptimized.
+LAWS = OLD_LAW, NEW_LAW = "0.1", "0.2.2"
+# Releases with a law, as pip takes them.
+RELEASES = {OLD_LAW: "sentencepiece<0.2.2", NEW_LAW: "sentencepiece>=0.2.2"}
+# TrainerSpec.model_type. Source: sentencepiece_model.proto.
+_UNIGRAM = 1
 # SentencePiece's text for an unknown piece.
 _UNKNOWN_TEXT = " \u2047 "
 
@@ -42,6 +52,19 @@ def _fields(message: bytes, number: int) -> Iterator[bytes]:
     for each, _, payload in protobuf.fields(memoryview(message)):
         if each == number:
             yield bytes(payload)
+
+
+def is_unigram(model: bytes) -> bool:
+    """Returns whether a serialized ModelProto is a unigram model, to which LAWS apply."""
+    trainer = next(_fields(model, 2), b"")
+    return next((kind[0] for kind in _fields(trainer, 3)), _UNIGRAM) == _UNIGRAM
+
+
+def installed() -> tuple[str, str]:
+    """Returns (the version of the installed sentencepiece, its law)."""
+    version = importlib.metadata.version("sentencepiece")
+    numbers = [int(part) for part in version.split(".")[:3] if part.isdecimal()]
+    return version, OLD_LAW if numbers < [0, 2, 2] else NEW_LAW
 
 
 class SentencePieceCodec:

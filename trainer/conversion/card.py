@@ -219,6 +219,7 @@ def _data_rows(each: CachedTask) -> list[tuple[str, str]]:
         ("cache", f"plan {plan.fingerprint}"),
         ("cache manifest, sha256", hashlib.sha256(manifest).hexdigest()),
         ("vocabulary, sha256", plan.vocabulary.sha256),
+        *([("law of SentencePiece", law)] if (law := plan.sentencepiece_law) else []),
     ]
 
 

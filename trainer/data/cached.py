@@ -386,6 +386,7 @@ class CachedData:
                 self._taken,
             )
         ]
+        lines += startup.law_lines(self.tasks)
         if len(self.tasks) > 1 and all(source.whole for source in self.sources):
             lines += startup.mixture_lines(self.sources, shares, batch_size, steps)
         names = [source.task for source in self.sources]

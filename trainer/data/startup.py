@@ -1,6 +1,6 @@
 """The (subject, text) lines about a run's data, printed when it starts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tasks.cache import subset
 from tasks.cache.pair_windows import PairWindows
@@ -53,7 +53,8 @@ def task_lines(
     if source.packed:
         each = f"{count / source.packed.rows_per_epoch:.2f} examples a row"
         yield "rows", f"{each} of inputs {rows.inputs}, targets {rows.targets}"
-    yield "cache", f"{task.cache}: {tokens:,} tokens, {count:,} windows, {plan.packing}"
+    law = f", law {plan.law} of SentencePiece" if plan.sentencepiece_law else ""
+    yield "cache", f"{task.cache}: {tokens:,} tokens, {count:,} windows, {plan.packing}{law}"
     if wanted := subset.of_task(amounts, source.task):
         yield (
             "take",
@@ -81,6 +82,20 @@ def task_lines(
             f"{windows.bytes:,} bytes are read in global order, but local copies may take "
             f"only {reading.local_bytes:,}, so shards are copied again and again: set "
             "--data.local_bytes, or --data.shuffle=block",
+        )
+
+
+def law_lines(tasks: Sequence[CachedTask]) -> Iterator[Line]:
+    """Warns if caches of one vocabulary were encoded by several laws of SentencePiece."""
+    caches = {
+        each.manifest.plan.law: each.cache for each in tasks if not each.manifest.plan.adopted
+    }
+    if len(caches) > 1:
+        by = " and ".join(f"{cache} by law {law}" for law, cache in sorted(caches.items()))
+        yield (
+            "warning",
+            f"--sentencepiece_law differs: {by}; where segmentations nearly tie, the same text has "
+            "other ids",
         )
 
 

@@ -141,7 +141,7 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
         least = min(score for _, score, kind in pieces if kind == NORMAL)
         scores = [(piece, score if role == NORMAL else least) for piece, score, role in pieces]
         scores += [(piece, least) for piece in added]
-        return models.Unigram(scores, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
+        return models.Unigram(scores, unk_id=vocabulary.special.unk, byte_fallback=byte_fallback)
     if kind == _BPE:
         ids = {piece: place for place, (piece, _, _) in enumerate(pieces)}
         ids |= {piece: len(pieces) + place for place, piece in enumerate(added)}

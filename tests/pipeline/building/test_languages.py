@@ -11,6 +11,7 @@ from pipeline.build import main
 from tasks.cache import language_set
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies.sentencepiece_model import NEW_LAW
 from tests.support.corpora import write_json
 from tests.support.processes import wait_for
 
@@ -155,6 +156,13 @@ def test_mistakes_are_one_line(arguments, folders, built, tmp_path):
     main(arguments(tmp_path, corpus="en", name="books"))
     with pytest.raises(UserError, match="is a cache of one corpus"):
         main(arguments(tmp_path, "--languages=en"))
+    main(arguments(tmp_path / "more", "--languages=en"))
+    with pytest.raises(UserError, match=r"language ro would have other rows .*sentencepiece_law: "):
+        main(
+            arguments(
+                tmp_path / "more", "--languages=ro", "--extend", f"--sentencepiece_law={NEW_LAW}"
+            )
+        )
 
 
 def test_the_list_of_languages_is_no_cache(built):

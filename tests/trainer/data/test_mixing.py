@@ -1,5 +1,6 @@
 """Runs with several tasks or languages: exact batches, every window once, shares, start-up text."""
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -14,6 +15,7 @@ from tasks.cache.manifest import sealed
 from tasks.cache.windows import Windows
 from tasks.objectives import noise
 from tasks.terminal.command_line import UserError
+from tasks.vocabularies.sentencepiece_model import NEW_LAW
 from tests.support import runs
 from tests.support.runs import assert_shared
 from tests.support.trees import assert_equal
@@ -96,6 +98,20 @@ def test_rates_in_proportion_to_examples_and_their_limit(text_cache):
     assert warm.data.rates == [(0, pytest.approx(list(counts**0.5 / (counts**0.5).sum())))]
     said = "\n".join(text for _, text in run.data.consequences())
     assert f"{counts[0]:,}  {counts[0] / counts.sum():>14.4%}" in said
+
+
+def test_caches_of_two_laws_of_sentencepiece_are_named(text_cache):
+    data = run_of(text_cache, f"{SPANS}=0.7,{PREFIX}=0.3").data
+    assert not any("SentencePiece" in text for _, text in data.consequences())
+    plan = dataclasses.replace(data.tasks[1].manifest.plan, sentencepiece_law=NEW_LAW)
+    manifest = dataclasses.replace(data.tasks[1].manifest, plan=plan)
+    data.tasks = [data.tasks[0], dataclasses.replace(data.tasks[1], cache="new", manifest=manifest)]
+    said = "\n".join(": ".join(line) for line in data.consequences())
+    assert re.search(r"cache: new: .*, law 0\.2\.2 of SentencePiece", said)
+    assert (
+        f"warning: --sentencepiece_law differs: {text_cache} by law 0.1 and new by law 0.2.2"
+        in said
+    )
 
 
 def test_tasks_that_cannot_be_mixed_are_rejected(text_cache, tmp_path):

@@ -12,6 +12,7 @@ from tasks import vocabulary
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import NORMAL
+from tests.support import unigram_laws
 from tests.support.small_tokenizers import without_sentinels
 from trainer.huggingface import tokenizer
 from vocab.train import add_sentinels
@@ -134,6 +135,19 @@ def check(folder, words, texts, ties: float):
 @pytest.mark.parametrize("kind", ["t5", "byte_fallback", "kept_whitespace", "bpe"])
 def test_ids_equal_those_of_sentencepiece(tmp_path, kind):
     check(tmp_path, train(**KINDS[kind]), lines_of_text(2000), ties=0.005)
+
+
+@pytest.mark.parametrize("name", ["ties", "bytes"])
+def test_an_export_follows_exact_sums_where_segmentations_nearly_tie(tmp_path, name):
+    words = vocabulary.from_bytes(unigram_laws.MODELS[name])
+    theirs = load(tmp_path, words)
+    for text in unigram_laws.TEXTS:
+        normal = words.codec.normalize(text)
+        exact = unigram_laws.encode(words.model, normal, unigram_laws.EXACT)
+        assert theirs(text, add_special_tokens=False)["input_ids"] == exact, text[:60]
+    # Over the last, long text, SentencePiece's rounding adds up to more than a tie.
+    match = tokenizer.compare(theirs, words, unigram_laws.TEXTS)
+    assert (len(match.different), match.ties) == (3, 2)
 
 
 SYMBOLS = ["\t", "\n", "\u00a0", "\u200b", "…", "①", "½", "㈱", "［＃］", "<code>", "@"]
