@@ -30,9 +30,9 @@ def processes(build) -> list[tuple[int, str]]:
 
 
 def workers(build) -> list[int]:
-    return [
-        pid for pid, command in processes(build) if "sdk_worker_main" in command.split("sh -c")[0]
-    ]
+    """Returns the ids of the forks; Python's own process tracks semaphores."""
+    found = [pid for pid, command in processes(build) if "resource_tracker" not in command]
+    return [pid for pid in found if pid != build.pid]
 
 
 def wait_for_workers(build, count: int) -> None:
