@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pipeline.building.rows import framed, text_tokens
+from tasks import arrow
 from tasks.cache import manifest, plan_check, receipts
 from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
@@ -183,8 +184,8 @@ class ShardWriter:
         self._index.append(index)
         self._records.write(data)
         places = (self._counts["rows"] + rows.row, rows.position.astype(np.int32))
-        columns = [rows.ids, *places, rows.piece_tokens, rows.document_offset]
-        self._lineage.append(pa.table(columns, schema=_LINEAGE))
+        numbers = map(arrow.of_numbers, (*places, rows.piece_tokens, rows.document_offset))
+        self._lineage.append(pa.table([rows.ids, *numbers], schema=_LINEAGE))
         self._write_lineage(at_least=_LINEAGE_GROUP)
         self._pieces += len(rows.ids)
         self._counts["rows"] += len(tokens)

@@ -23,7 +23,10 @@ from tasks.terminal.interrupt import shielded
 
 # Libraries with threads: clients of stores and of devices.
 _THREADED = frozenset(("aiohttp", "grpc", "httpx", "jax", "requests", "tensorflow", "torch"))
-_CHILD = "from tasks.terminal import child; child.main()"
+_CHILD = (
+    "from tasks.terminal import child; from pipeline.runners import local_workers as workers; "
+    "workers.main()"
+)
 
 _Work = Callable[[Any], Mapping[str, int]]
 # A worker's answer to an element: counts, or an error to raise.
@@ -102,7 +105,7 @@ def _started(work: _Work, running: dict[Connection, int]) -> Connection:
     with shielded():
         if not forks:
             os.set_inheritable(theirs.fileno(), True)
-            command = [sys.executable, "-c", _CHILD, str(parent), __name__, str(theirs.fileno())]
+            command = [sys.executable, "-c", _CHILD, str(parent), str(theirs.fileno())]
             running[ours] = os.posix_spawn(sys.executable, command, os.environ)
         elif process := os.fork():
             running[ours] = process
@@ -137,6 +140,8 @@ def _serve(connection: Connection, work: _Work) -> None:
         connection.send(answer)
 
 
-if __name__ == "__main__":
-    _connection = Connection(int(sys.argv[3]))
-    _serve(_connection, _connection.recv())
+def main() -> None:
+    """Works in a new process, whose arguments are its parent's id and a file descriptor."""
+    parent, descriptor = map(int, sys.argv[1:])
+    connection = Connection(descriptor)
+    _serve_and_end(connection, connection.recv(), parent)

@@ -170,7 +170,7 @@ def without_special(
     """
     spelt = np.full(len(lengths), -1)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster
-        if keeps_sentinels:
+        if keeps_sentinels or tokens.max(initial=0) < vocabulary.first_sentinel:
             return tokens, lengths, spelt
         places = np.flatnonzero(tokens >= vocabulary.first_sentinel)
     else:

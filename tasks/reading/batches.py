@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks import arrow
 from tasks.reading import long_documents
 from tasks.reading.long_documents import Document, Text
 from tasks.unit import Unit
@@ -91,7 +92,7 @@ def batch(
     import numpy as np
     import pyarrow as pa
 
-    parts = pa.array(np.zeros(len(ids), np.int32)) if parts is None else parts
+    parts = arrow.of_numbers(np.zeros(len(ids), np.int32)) if parts is None else parts
     names = (Unit.PAIR if len(texts) == 2 else Unit.TEXT).columns
     columns = {"id": ids, **dict(zip(names, texts, strict=True)), "problem": problems}
     return pa.RecordBatch.from_pydict({**columns, "part": parts, "place": places})
@@ -100,11 +101,8 @@ def batch(
 def bounded(batch: "pa.RecordBatch", count: int, unit: Unit = Unit.TEXT) -> Batches:
     """Slices a batch into batches of at most `count` documents and BATCH_BYTES of text."""
     import numpy as np
-    import pyarrow.compute as pc
 
-    sizes = (pc.fill_null(pc.binary_length(batch.column(name)), 0) for name in unit.columns)
-    lengths = np.sum([each.to_numpy(zero_copy_only=False) for each in sizes], axis=0)
-    ends = np.cumsum(lengths, dtype=np.int64)
+    ends = np.cumsum(sum(arrow.sizes(batch.column(name)) for name in unit.columns))
     begin = 0
     while begin < batch.num_rows:
         done = ends[begin - 1] if begin else 0
@@ -119,8 +117,9 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    nothing = pa.scalar(None, pa.string())
-    problems = pc.if_else(pc.is_null(raw), "null", nothing)
+    problems = pa.nulls(len(raw), pa.string())
+    if raw.null_count:
+        problems = pc.if_else(pc.is_null(raw), "null", problems)
     try:
         return raw.cast(pa.large_string()), problems  # fails unless it is UTF-8
     except pa.ArrowInvalid:
@@ -133,7 +132,4 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
 
 def places(file: str, numbers: "np.ndarray") -> "pa.StringArray":
     """Returns "file:number" places, which are the default document ids."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return pc.binary_join_element_wise(f"{file}:", pa.array(numbers).cast(pa.string()), "")
+    return arrow.of_texts(f"{file}:{number}" for number in numbers.tolist())
