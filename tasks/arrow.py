@@ -3,7 +3,7 @@
 Arrow's own conversions import pandas, where it is installed, which takes a quarter of a second.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +26,32 @@ def of_mask(mask: np.ndarray) -> "pa.BooleanArray":
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
 
 
-def of_texts(texts: Iterable[str]) -> "pa.StringArray":
+def of_texts(texts: Sequence[str | bytes | None]) -> "pa.LargeStringArray":
+    """Returns an array of valid UTF-8, without the spare capacity of Arrow's own builder."""
     import pyarrow as pa
 
-    data = [text.encode() for text in texts]
-    bounds = np.cumsum([0, *map(len, data)], dtype=np.int64).astype(np.int32)
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(data))]
-    return pa.Array.from_buffers(pa.string(), len(data), buffers)
+    data = [text.encode() if isinstance(text, str) else text or b"" for text in texts]
+    found = np.cumsum([0, *map(len, data)], dtype=np.int64)
+    valid = None
+    if None in texts:
+        present = np.array([text is not None for text in texts])
+        valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+    joined = data[0] if len(data) == 1 else b"".join(data)
+    buffers = [valid, pa.py_buffer(found), pa.py_buffer(joined)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+
+
+def of_names(texts: Sequence[str | None]) -> "pa.StringArray":
+    return of_texts(texts).cast("string")
+
+
+def repeated(text: str, count: int) -> "pa.StringArray":
+    import pyarrow as pa
+
+    data = text.encode()
+    found = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    buffers = [None, pa.py_buffer(found), pa.py_buffer(data * count)]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
 
 
 def numbers(array: "pa.Array") -> np.ndarray:

@@ -273,7 +273,7 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
         for name, count in zip(ids.to_pylist(), split.tolist(), strict=True)
         for number in range(1, count + 1)
     ]
-    return arrow.of_texts(names)
+    return arrow.of_names(names)
 
 
 def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> _Tokens:

@@ -32,7 +32,9 @@ def found(folder: str, plan: Plan, shards: Mapping[tuple[str, int], Shard]) -> s
         name = shard_file(split, "documents", index, plan.shards[split])
         with files.open_read(files.join(folder, name)) as file:
             lineage = parquet.ParquetFile(file).read(["id", "document_offset"])
-        ids = lineage.column("id").filter(pc.invert(lineage.column("document_offset").cast(pa.bool_())))
+        ids = lineage.column("id").filter(
+            pc.invert(lineage.column("document_offset").cast(pa.bool_()))
+        )
         if len(looked) == 1 and is_place(ids[0].as_py(), plan.file_names):
             return ""
         looked += ids.chunks

@@ -154,7 +154,8 @@ class ShardWriter:
 
     def _open(self, kind: str) -> "_HashedFile":
         path = files.join(self._folder, self._name(kind))
-        file = _HashedFile(self._stack.enter_context(files.atomic_write(path)))
+        whole = files.atomic_write(path, lasting=False)  # the receipt comes last
+        file = _HashedFile(self._stack.enter_context(whole))
         self._files[kind] = file
         return file
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.tokenizer import fast_tokenizer, tokenizer_file, word_tokenizer
+from tasks import arrow
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.registered import RegisteredCodec
@@ -126,7 +127,7 @@ class Tokenizer:
             if size > _AUDITED_BYTES:
                 text, kept = text[: _AUDITED_BYTES // 4], tokens.copy()
                 assert self._fast
-                found = self._fast.encode(pa.array([text]))[0].copy()
+                found = self._fast.encode(arrow.of_texts([text]))[0].copy()
                 tokens[:] = kept  # in the shared buffer
             if not np.array_equal(found, self._vocabulary.encode([text])[0]):
                 start = text[:60].replace("\n", " ")

@@ -230,7 +230,7 @@ def _stack(rows: list[_OpenRow]) -> Rows:
     return Rows(
         tokens=np.concatenate(tokens),
         lengths=np.array([row.length for row in rows], np.int64),
-        ids=arrow.of_texts(piece[0] for piece in pieces),
+        ids=arrow.of_names([piece[0] for piece in pieces]),
         row=np.repeat(np.arange(len(rows)), [len(row.pieces) for row in rows]),
         position=numbers[:, 0],
         piece_tokens=numbers[:, 1],

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks import arrow
 from tasks.reading import long_documents
-from tasks.reading.long_documents import Document, Text
+from tasks.reading.long_documents import Document
 from tasks.unit import Unit
 
 if TYPE_CHECKING:
@@ -52,30 +52,15 @@ def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Documen
 
 
 def _batch_of(rows: list[Document], unit: Unit) -> "pa.RecordBatch":
-    import pyarrow as pa
+    import numpy as np
 
     ids, contents, problems, parts, places = map(list, zip(*rows, strict=True))
     sides = [contents]
     if unit is Unit.PAIR:
         sides = [[pair and pair[side] for pair in contents] for side in (0, 1)]
-    ids, problems, places = (pa.array(each, pa.string()) for each in (ids, problems, places))
-    return batch(ids, list(map(text_array, sides)), problems, places, pa.array(parts, pa.int32()))
-
-
-def text_array(texts: list[Text]) -> "pa.LargeStringArray":
-    """Returns an array of valid UTF-8, without the spare capacity of Arrow's own builder."""
-    import numpy as np
-    import pyarrow as pa
-
-    data = [text.encode() if isinstance(text, str) else text or b"" for text in texts]
-    bounds = np.cumsum([0, *map(len, data)], dtype=np.int64)
-    valid = None
-    if None in texts:
-        present = np.array([text is not None for text in texts])
-        valid = pa.py_buffer(np.packbits(present, bitorder="little"))
-    joined = data[0] if len(data) == 1 else b"".join(data)
-    buffers = [valid, pa.py_buffer(bounds), pa.py_buffer(joined)]
-    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+    ids, problems, places = map(arrow.of_names, (ids, problems, places))
+    texts = list(map(arrow.of_texts, sides))
+    return batch(ids, texts, problems, places, arrow.of_numbers(np.array(parts, np.int32)))
 
 
 def batch(
@@ -132,4 +117,9 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
 
 def places(file: str, numbers: "np.ndarray") -> "pa.StringArray":
     """Returns "file:number" places, which are the default document ids."""
-    return arrow.of_texts(f"{file}:{number}" for number in numbers.tolist())
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count, spelled = len(numbers), arrow.of_numbers(numbers).cast(pa.string())
+    files, nothing = (arrow.repeated(text, count) for text in (f"{file}:", ""))
+    return pc.binary_join_element_wise(files, spelled, nothing)
