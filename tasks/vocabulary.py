@@ -333,7 +333,10 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
     else:
         codec = SentencePieceCodec(model, name)
         special, ends = codec.special()
-    pieces = codec.names() if kind is sentencepiece_model else kind.pieces(model).names
+    if isinstance(codec, SentencePieceCodec):
+        pieces = codec.names()
+    else:
+        pieces = kind.pieces(model).names
     own = _own_sentinels(pieces)
     if own and extra_ids:
         raise UserError(
