@@ -1,11 +1,14 @@
 """Assigns the files and documents of a corpus to train and validation."""
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
+import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -143,11 +146,21 @@ def divide(
         return
     # A document is held out if the first eight bytes of its hash, as a number, are below this.
     share = int(validation * 2**64).to_bytes(8)
+    sha256 = _sha256()
     held = np.array([sha256(id.encode()).digest() < share for id in _base_ids(batch)], bool)
     for split in piece.splits:
         rows = held if split == VALIDATION else ~held
         if rows.any():
             yield split, batch if rows.all() else _rows(batch, rows)
+
+
+@functools.cache
+def _sha256() -> Any:
+    """Returns the constructor of SHA-256 that takes a third of the time of OpenSSL's on an id."""
+    for name in ("_sha2", "_sha256"):  # CPython's own, since 3.12 and before
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).sha256
+    return hashlib.sha256
 
 
 def _base_ids(batch: "pa.RecordBatch") -> list[str]:
