@@ -344,7 +344,7 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
     else:
         codec = SentencePieceCodec(model, name)
         special, ends = codec.special()
-    pieces = kind.pieces(model).names
+    pieces = codec.names() if isinstance(codec, SentencePieceCodec) else kind.pieces(model).names
     own = _own_sentinels(pieces)
     if own and extra_ids:
         raise UserError(

@@ -18,6 +18,7 @@ from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import EXCLUDED
 from pipeline.tokenizer import tokenize
 from pipeline.tokenizer.spelling import Speller
+from tasks import arrow
 from tasks.cache.filtered import FILTERED
 from tasks.cache.manifest import (
     CUT,
@@ -130,7 +131,7 @@ def write(
     }
     split = np.maximum.reduce([each.stretches for each in columns.values()])[kept]
     chosen = {name: _chosen(each, kept, split) for name, each in columns.items()}
-    names = _numbered(ids if kept.all() else ids.filter(pa.array(kept)), split)
+    names = _numbered(ids if kept.all() else ids.filter(arrow.of_mask(kept)), split)
     left_out = 0
     if excluding and (split > 1).any():
         of_parts = np.repeat(np.array(places.to_pylist(), object)[kept], split)
@@ -139,14 +140,14 @@ def write(
             there[row] = False
             writer.quarantine(names[row].as_py(), of_parts[row], reason)
         left_out = int((~there).sum())
-        names = names.filter(pa.array(there))
+        names = names.filter(arrow.of_mask(there))
         chosen = {name: _of_rows(*each, there) for name, each in chosen.items()}
     if writer.unit is Unit.PAIR:
         made: Documents | Pairs = Pairs(names, *chosen["inputs"], *chosen["targets"])
     else:
         made = Documents(names, *chosen["text"])
     # Reading splits long texts and numbers their parts from 1.
-    firsts = (batch.column("part").to_numpy() == 1) & kept
+    firsts = (arrow.numbers(batch.column("part")) == 1) & kept
     writer.add(made, text_bytes, int((split > 1).sum() + firsts.sum()), cut)
     return Counter(
         documents=len(names),
@@ -272,7 +273,7 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
         for name, count in zip(ids.to_pylist(), split.tolist(), strict=True)
         for number in range(1, count + 1)
     ]
-    return pa.array(names, pa.string())
+    return arrow.of_names(names)
 
 
 def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> _Tokens:

@@ -12,7 +12,7 @@ from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, translation
 from pipeline.excluding.lists import Given, given
-from pipeline.runners import beam_job, dataflow
+from pipeline.runners import beam_job, beam_options, dataflow
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
 from tasks.cache.manifest import Shard
@@ -207,8 +207,8 @@ def estimate(planned: planning.Planned, beam: list[str]) -> None:
                 del found[key]
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
-    is_local = beam[0] == "--runner=FnApiRunner"
-    local_arguments = beam if is_local else ["--runner=FnApiRunner"]
+    is_local = bool(beam_options.local_workers(beam))
+    local_arguments = beam if is_local else ["--runner=FnApiRunner", "--workers=1"]
     copies = cache_lists.copies(job.folder, job.plan, lists)
     expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
 

@@ -13,7 +13,7 @@ from pipeline.building import documents
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.filtering.stages import Filters
-from pipeline.runners import beam_job, secret
+from pipeline.runners import beam_job, beam_options, secret
 from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import Plan
@@ -126,6 +126,10 @@ def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool)
 
     If the runner keeps order, every split's first shards come first, for `tasks.cache.following`.
     """
-    work = functools.partial(build_piece, for_workers(job))
+    slim = for_workers(job)
+    if beam_options.local_workers(arguments) > 1:
+        with _tokenizer(slim):  # loaded once, before the workers are forked
+            pass
+    work = functools.partial(build_piece, slim)
     ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))
     return beam_job.run(work, ordered, job.folder, arguments, verbose)

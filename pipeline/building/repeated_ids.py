@@ -27,12 +27,14 @@ def found(folder: str, plan: Plan, shards: Mapping[tuple[str, int], Shard]) -> s
     keys = [key for key, shard in shards.items() if shard.documents]
     total = sum(shards[key].documents for key in keys)
     step = max(1, -(-total // _MOST))
-    looked = [pa.array([], pa.string())]
+    looked = [pa.nulls(0, pa.string())]
     for split, index in keys[::step]:
         name = shard_file(split, "documents", index, plan.shards[split])
         with files.open_read(files.join(folder, name)) as file:
-            lineage = parquet.read_table(file, columns=["id", "document_offset"])
-        ids = lineage.column("id").filter(pc.equal(lineage.column("document_offset"), 0))
+            lineage = parquet.ParquetFile(file).read(["id", "document_offset"])
+        ids = lineage.column("id").filter(
+            pc.invert(lineage.column("document_offset").cast(pa.bool_()))
+        )
         if len(looked) == 1 and is_place(ids[0].as_py(), plan.file_names):
             return ""
         looked += ids.chunks

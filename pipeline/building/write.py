@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pipeline.building.rows import framed, text_tokens
+from tasks import arrow
 from tasks.cache import manifest, plan_check, receipts
 from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
@@ -153,7 +154,8 @@ class ShardWriter:
 
     def _open(self, kind: str) -> "_HashedFile":
         path = files.join(self._folder, self._name(kind))
-        file = _HashedFile(self._stack.enter_context(files.atomic_write(path)))
+        whole = files.atomic_write(path, lasting=False)  # the receipt comes last
+        file = _HashedFile(self._stack.enter_context(whole))
         self._files[kind] = file
         return file
 
@@ -183,8 +185,8 @@ class ShardWriter:
         self._index.append(index)
         self._records.write(data)
         places = (self._counts["rows"] + rows.row, rows.position.astype(np.int32))
-        columns = [rows.ids, *places, rows.piece_tokens, rows.document_offset]
-        self._lineage.append(pa.table(columns, schema=_LINEAGE))
+        numbers = map(arrow.of_numbers, (*places, rows.piece_tokens, rows.document_offset))
+        self._lineage.append(pa.table([rows.ids, *numbers], schema=_LINEAGE))
         self._write_lineage(at_least=_LINEAGE_GROUP)
         self._pieces += len(rows.ids)
         self._counts["rows"] += len(tokens)

@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.runners import beam_options
+from pipeline.runners import beam_options, local_workers
 from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
+from tasks.terminal.interruption import SERVICE_LIMIT_SECONDS, interruptible
 from tasks.terminal.polling import polling
 
 _FAILURE = "the job stopped: "
@@ -115,10 +115,10 @@ def run(
     worker died or found a mistake that the user can correct, and an OSError if one could not read
     or write.
     """
+    if workers := beam_options.local_workers(arguments):
+        return local_workers.run(function, elements, folder, workers)
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
-
-    from pipeline.runners import local_workers
 
     service = _service(arguments)
     quiet = contextlib.nullcontext() if verbose else _quiet()
@@ -128,9 +128,6 @@ def run(
         chunks = stack.enter_context(_sendable(_packed(elements), folder))
         stack.enter_context(quiet)
         interruption = stack.enter_context(interruptible())
-        workers = local_workers.create(interrupt)
-        stack.enter_context(interruption.stopping(workers.kill))
-        stack.callback(workers.kill)
         if service:
             interruption.seconds = SERVICE_LIMIT_SECONDS
         try:
@@ -153,11 +150,6 @@ def run(
                 {each.key.metric.name: each.committed or each.attempted or 0 for each in ours}
             )
         except BaseException as error:
-            if workers.deaths:
-                raise UserError(
-                    f"a worker process died {workers.deaths[0]}: if memory ran out, use fewer "
-                    "--workers; finished work is kept; run the same command to resume"
-                ) from error
             if interruption.happened:
                 raise KeyboardInterrupt from error
             _raise_failure(error)

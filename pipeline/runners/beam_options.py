@@ -19,8 +19,6 @@ _REJECTED = {
 }
 DATAFLOW = "DataflowRunner"
 PORTABLE = ("PortableRunner", "FlinkRunner", "SparkRunner")
-# Beam's groups of flags that have an effect in this process and its workers.
-_LOCAL = ("DebugOptions", "DirectOptions", "ProfilingOptions", "StandardOptions", "TypeOptions")
 # Flags sometimes given to the wrong command.
 OF_PRETRAIN = (
     *("batch_size", "gin_file", "init_from", "lengths.inputs", "lengths.targets", "microbatches"),
@@ -47,17 +45,23 @@ def arguments(flags: Any) -> list[str]:
             "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
     refuse_unknown(given, names_of(flags))
-    if name == _IN_PROCESS and given and (unread := _unread(given, _LOCAL)):
-        raise UserError(
-            f"{unread[0]} has no effect without a --runner such as DataflowRunner; --workers=N "
-            "starts N processes on this machine"
-        )
-    if workers == 1:
-        return [f"--runner={runner}", *given]
-    if name != _IN_PROCESS:
+    if name == _IN_PROCESS:
+        if given:
+            raise UserError(
+                f"{given[0]} has no effect without a --runner such as DataflowRunner; --workers=N "
+                "starts N processes on this machine"
+            )
+        return [f"--runner={name}", f"--workers={workers}"]
+    if workers != 1:
         raise UserError(f"--workers is for {_IN_PROCESS} only: use the flags of {runner} instead")
-    mode = ["--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
-    return [f"--runner={runner}", *mode, *given]
+    return [f"--runner={runner}", *given]
+
+
+def local_workers(arguments: Sequence[str]) -> int:
+    """Returns the number of workers on this machine, 0 if another runner does the work."""
+    if arguments[0] != f"--runner={_IN_PROCESS}":
+        return 0
+    return int(arguments[1].removeprefix("--workers="))
 
 
 def runner_name(runner: str) -> str:
@@ -91,13 +95,12 @@ def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
         raise UserError(f"unknown flag {flag}{hint}")
 
 
-def _unread(given: Sequence[str], groups: Collection[str] = ()) -> list[str]:
-    """Returns those of the `given` words that belong to none of Beam's `groups`, () for all."""
+def _unread(given: Sequence[str]) -> list[str]:
+    """Returns those of the `given` words that are no flags of Beam's."""
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
     beam: Any = _Parser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for group in PipelineOptions.__subclasses__():
-        if not groups or group.__name__ in groups:
-            group._add_argparse_args(beam)  # as in PipelineOptions
+        group._add_argparse_args(beam)  # as in PipelineOptions
     return beam.parse_known_args(given)[1]

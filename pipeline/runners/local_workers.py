@@ -1,100 +1,147 @@
-"""Beam worker processes on this machine that end with the job or their parent process.
+"""Work on this machine: in this process, or in worker processes that end with it.
 
-Beam's own handler waits for workers to end by themselves, forever if one was killed before it
-connected.
+Workers are forks of this process and share what it has imported and loaded, so two of them need
+hardly more processor time than one. Where a fork might hang, as a library has threads of its own,
+workers are new processes.
 """
 
 import contextlib
+import functools
+import itertools
 import os
-import subprocess
+import signal
 import sys
-import threading
-from collections.abc import Callable
-from typing import Any
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, NoReturn
 
-from apache_beam.portability import python_urns
-from apache_beam.portability.api import endpoints_pb2
-from apache_beam.runners.portability.fn_api_runner import worker_handlers
-from google.protobuf import json_format, text_format
-
+from tasks.terminal import child
+from tasks.terminal.command_line import UserError
 from tasks.terminal.interrupt import shielded
 
-# Time for a worker to end by itself after its job.
-_STOP_SECONDS = 5
-_CHILD = "from tasks.terminal import child; child.main()"
-_WORKER = "apache_beam.runners.worker.sdk_worker_main"
+# Libraries with threads: clients of stores and of devices.
+_THREADED = frozenset(("aiohttp", "grpc", "httpx", "jax", "requests", "tensorflow", "torch"))
+_CHILD = (
+    "from tasks.terminal import child; from pipeline.runners import local_workers as workers; "
+    "workers.main()"
+)
+
+_Work = Callable[[Any], Mapping[str, int]]
+# A worker's answer to an element: counts, or an error to raise.
+_Answer = Mapping[str, int] | Exception
 
 
-class Workers:
-    """The worker processes of a job; `deaths` describes how workers died."""
+def run(function: _Work, elements: Sequence[Any], folder: str, workers: int) -> Counter[str]:
+    """Calls `function` on elements; sums its counts. Elements are begun in order.
 
-    def __init__(self, on_death: Callable[[], None]):
-        self.deaths: list[str] = []
-        self._on_death = on_death
-        self._running: list[subprocess.Popen] = []
-        self._over = False
+    Errors that name no file are given the name `folder`. Raises a UserError if a worker died.
+    """
+    work = functools.partial(_call, function, folder)
+    counts, left = Counter[str](), iter(elements)
+    if min(workers, len(elements)) <= 1:
+        for element in left:
+            counts.update(work(element))
+        return counts
+    running: dict[Connection, int] = {}  # process ids
+    try:
+        for element in itertools.islice(left, workers):
+            _send(_started(work, running), element)
+        while running:
+            for connection in wait(list(running)):
+                assert isinstance(connection, Connection)
+                counts.update(_received(connection, running))
+                for element in itertools.islice(left, 1):
+                    _send(connection, element)
+                    break
+                else:
+                    _send(connection, None)
+                    os.waitpid(running.pop(connection), 0)
+    finally:
+        for process in running.values():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+    return counts
 
-    def start(self, environment: dict[str, str]) -> subprocess.Popen:
-        command = [sys.executable, "-c", _CHILD, str(os.getpid()), _WORKER]
-        with shielded():
-            process = subprocess.Popen(command, env=environment)
-        self._running.append(process)
-        threading.Thread(target=self._watch, args=(process,), daemon=True).start()
-        if self._over:
-            process.kill()
-        return process
 
-    def _watch(self, process: subprocess.Popen) -> None:
-        code = process.wait()
-        if code and not self._over:
-            self._over = True  # the others are useless without it
-            self.deaths.append(f"by signal {-code}" if code < 0 else f"with exit code {code}")
-            self._on_death()
+def _call(function: _Work, folder: str, element: Any) -> Mapping[str, int]:
+    try:
+        return function(element)
+    except OSError as error:
+        if error.errno is not None and not error.filename:
+            raise OSError(error.errno, error.strerror, folder) from error
+        raise
 
-    def kill(self) -> None:
-        """Kills all workers, without locks, so signal handlers may call it."""
-        self._over = True
-        for process in list(self._running):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
 
-    def end(self, process: subprocess.Popen) -> None:
-        self._over = True
+def _send(connection: Connection, element: Any) -> None:
+    with contextlib.suppress(ConnectionError):  # it died: see `_received`
+        connection.send(element)
+
+
+def _received(connection: Connection, running: dict[Connection, int]) -> Mapping[str, int]:
+    try:
+        answer: _Answer = connection.recv()
+    except (EOFError, ConnectionError) as error:
+        code = os.waitstatus_to_exitcode(os.waitpid(running.pop(connection), 0)[1])
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        raise UserError(
+            f"a worker process died {how}: if memory ran out, use fewer --workers; finished work "
+            "is kept; run the same command to resume"
+        ) from error
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _started(work: _Work, running: dict[Connection, int]) -> Connection:
+    """Starts a worker, whose process id is added to `running`."""
+    ours, theirs = Pipe()
+    parent = os.getpid()
+    forks = sys.platform == "linux" and not _THREADED.intersection(sys.modules)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    with shielded():
+        if not forks:
+            os.set_inheritable(theirs.fileno(), True)
+            command = [sys.executable, "-c", _CHILD, str(parent), str(theirs.fileno())]
+            running[ours] = os.posix_spawn(sys.executable, command, os.environ)
+        elif process := os.fork():
+            running[ours] = process
+        else:
+            _serve_and_end(theirs, work, parent)
+    theirs.close()
+    if not forks:
+        _send(ours, work)
+    return ours
+
+
+def _serve_and_end(connection: Connection, work: _Work, parent: int) -> NoReturn:
+    code = 1
+    try:
+        child.end_at_once_with(parent)
+        _serve(connection, work)
+        code = 0
+    finally:
+        os._exit(code)  # this process's files and exit handlers are its parent's
+
+
+def _serve(connection: Connection, work: _Work) -> None:
+    """Answers elements until there is None."""
+    while (element := connection.recv()) is not None:
+        answer: _Answer
         try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            answer = work(element)
+        except (UserError, OSError) as error:
+            answer = error
+        except Exception:
+            answer = RuntimeError(f"in a worker process:\n{traceback.format_exc()}")
+        connection.send(answer)
 
 
-def create(on_death: Callable[[], None]) -> Workers:
-    """Makes Beam start the next job's workers here; a thread calls `on_death` if one dies."""
-    workers = Workers(on_death)
-
-    class Handler(worker_handlers.GrpcWorkerHandler):
-        """Beam's handler of one worker."""
-
-        def __init__(self, command: bytes, state: Any, provision_info: Any, grpc_server: Any):
-            super().__init__(state, provision_info, grpc_server)
-
-        def start_worker(self) -> None:
-            def descriptor(url: str) -> str:
-                return text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=url))
-
-            options = self.provision_info.provision_info.pipeline_options
-            self._process = workers.start(
-                {
-                    **os.environ,
-                    "WORKER_ID": self.worker_id,
-                    "PIPELINE_OPTIONS": json_format.MessageToJson(options),
-                    "CONTROL_API_SERVICE_DESCRIPTOR": descriptor(self.control_address),
-                    "LOGGING_API_SERVICE_DESCRIPTOR": descriptor(
-                        self.logging_api_service_descriptor().url
-                    ),
-                }
-            )
-
-        def stop_worker(self) -> None:
-            workers.end(self._process)
-
-    worker_handlers.WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(Handler)
-    return workers
+def main() -> None:
+    """Works in a new process, whose arguments are its parent's id and a file descriptor."""
+    parent, descriptor = map(int, sys.argv[1:])
+    connection = Connection(descriptor)
+    _serve_and_end(connection, connection.recv(), parent)

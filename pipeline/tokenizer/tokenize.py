@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.tokenizer import byte_pairs, fast_tokenizer, tokenizer_file, word_tokenizer
+from tasks import arrow
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.registered import RegisteredCodec
@@ -29,12 +30,7 @@ _AUDITED_BYTES = 64 << 10
 # Why FAST does not support a class from --task_module.
 _CLASS = "only its own code knows its ids"
 
-Fast = (
-    fast_tokenizer.FastTokenizer
-    | word_tokenizer.WordTokenizer
-    | byte_pairs.BytePairTokenizer
-    | byte_pairs.ByteTokenizer
-)
+Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | byte_pairs.ByteTokenizer
 
 
 class Tokenizer:
@@ -140,7 +136,7 @@ class Tokenizer:
             if size > _AUDITED_BYTES:
                 text, kept = text[: _AUDITED_BYTES // 4], tokens.copy()
                 assert self._fast
-                found = self._fast.encode(pa.array([text]))[0].copy()
+                found = self._fast.encode(arrow.of_texts([text]))[0].copy()
                 tokens[:] = kept  # in the shared buffer
             if not np.array_equal(found, self._vocabulary.encode([text])[0]):
                 start = text[:60].replace("\n", " ")
@@ -202,7 +198,7 @@ def without_special(
     """
     spelt = np.full(len(lengths), -1)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster
-        if keeps_sentinels:
+        if keeps_sentinels or tokens.max(initial=0) < vocabulary.first_sentinel:
             return tokens, lengths, spelt
         places = np.flatnonzero(tokens >= vocabulary.first_sentinel)
     else:

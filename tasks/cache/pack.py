@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tasks import arrow
 from tasks.cache.records import Row
 from tasks.vocabulary import EOS_ID
 
@@ -117,7 +118,7 @@ class _Concat:
         self._row_tokens = row_tokens
         self._separator, self._eos = separator, eos
         self._tokens = np.zeros(0, np.int32)
-        self._ids = pa.array([], pa.string())
+        self._ids = pa.nulls(0, pa.string())
         self._starts = np.zeros(0, np.int64)
         self._lengths = np.zeros(0, np.int64)
 
@@ -229,7 +230,7 @@ def _stack(rows: list[_OpenRow]) -> Rows:
     return Rows(
         tokens=np.concatenate(tokens),
         lengths=np.array([row.length for row in rows], np.int64),
-        ids=pa.array([piece[0] for piece in pieces], pa.string()),
+        ids=arrow.of_names([piece[0] for piece in pieces]),
         row=np.repeat(np.arange(len(rows)), [len(row.pieces) for row in rows]),
         position=numbers[:, 0],
         piece_tokens=numbers[:, 1],

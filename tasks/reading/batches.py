@@ -3,8 +3,9 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks import arrow
 from tasks.reading import long_documents
-from tasks.reading.long_documents import Document, Text
+from tasks.reading.long_documents import Document
 from tasks.unit import Unit
 
 if TYPE_CHECKING:
@@ -51,30 +52,15 @@ def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Documen
 
 
 def _batch_of(rows: list[Document], unit: Unit) -> "pa.RecordBatch":
-    import pyarrow as pa
+    import numpy as np
 
     ids, contents, problems, parts, places = map(list, zip(*rows, strict=True))
     sides = [contents]
     if unit is Unit.PAIR:
         sides = [[pair and pair[side] for pair in contents] for side in (0, 1)]
-    ids, problems, places = (pa.array(each, pa.string()) for each in (ids, problems, places))
-    return batch(ids, list(map(text_array, sides)), problems, places, pa.array(parts, pa.int32()))
-
-
-def text_array(texts: list[Text]) -> "pa.LargeStringArray":
-    """Returns an array of valid UTF-8, without the spare capacity of Arrow's own builder."""
-    import numpy as np
-    import pyarrow as pa
-
-    data = [text.encode() if isinstance(text, str) else text or b"" for text in texts]
-    bounds = np.cumsum([0, *map(len, data)], dtype=np.int64)
-    valid = None
-    if None in texts:
-        present = np.array([text is not None for text in texts])
-        valid = pa.py_buffer(np.packbits(present, bitorder="little"))
-    joined = data[0] if len(data) == 1 else b"".join(data)
-    buffers = [valid, pa.py_buffer(bounds), pa.py_buffer(joined)]
-    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+    ids, problems, places = map(arrow.of_names, (ids, problems, places))
+    texts = list(map(arrow.of_texts, sides))
+    return batch(ids, texts, problems, places, arrow.of_numbers(np.array(parts, np.int32)))
 
 
 def batch(
@@ -91,7 +77,7 @@ def batch(
     import numpy as np
     import pyarrow as pa
 
-    parts = pa.array(np.zeros(len(ids), np.int32)) if parts is None else parts
+    parts = arrow.of_numbers(np.zeros(len(ids), np.int32)) if parts is None else parts
     names = (Unit.PAIR if len(texts) == 2 else Unit.TEXT).columns
     columns = {"id": ids, **dict(zip(names, texts, strict=True)), "problem": problems}
     return pa.RecordBatch.from_pydict({**columns, "part": parts, "place": places})
@@ -100,11 +86,8 @@ def batch(
 def bounded(batch: "pa.RecordBatch", count: int, unit: Unit = Unit.TEXT) -> Batches:
     """Slices a batch into batches of at most `count` documents and BATCH_BYTES of text."""
     import numpy as np
-    import pyarrow.compute as pc
 
-    sizes = (pc.fill_null(pc.binary_length(batch.column(name)), 0) for name in unit.columns)
-    lengths = np.sum([each.to_numpy(zero_copy_only=False) for each in sizes], axis=0)
-    ends = np.cumsum(lengths, dtype=np.int64)
+    ends = np.cumsum(sum(arrow.sizes(batch.column(name)) for name in unit.columns))
     begin = 0
     while begin < batch.num_rows:
         done = ends[begin - 1] if begin else 0
@@ -119,8 +102,9 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    nothing = pa.scalar(None, pa.string())
-    problems = pc.if_else(pc.is_null(raw), "null", nothing)
+    problems = pa.nulls(len(raw), pa.string())
+    if raw.null_count:
+        problems = pc.if_else(pc.is_null(raw), "null", problems)
     try:
         return raw.cast(pa.large_string()), problems  # fails unless it is UTF-8
     except pa.ArrowInvalid:
@@ -136,4 +120,6 @@ def places(file: str, numbers: "np.ndarray") -> "pa.StringArray":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.binary_join_element_wise(f"{file}:", pa.array(numbers).cast(pa.string()), "")
+    count, spelled = len(numbers), arrow.of_numbers(numbers).cast(pa.string())
+    files, nothing = (arrow.repeated(text, count) for text in (f"{file}:", ""))
+    return pc.binary_join_element_wise(files, spelled, nothing)

@@ -1,12 +1,18 @@
 """Assigns the files and documents of a corpus to train and validation."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
+import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tasks import arrow
 from tasks.reading.corpus import TRAIN, VALIDATION, CorpusSpec, Piece, SourceFile
 from tasks.terminal.command_line import UserError
 
@@ -20,6 +26,8 @@ _SPLIT_WORDS = {
     **dict.fromkeys(VALIDATION_NAMES, VALIDATION),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+# Runs per document up to which joining runs of documents is faster than choosing each.
+_RUNS = 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,17 +146,35 @@ def divide(
         return
     # A document is held out if the first eight bytes of its hash, as a number, are below this.
     share = int(validation * 2**64).to_bytes(8)
-    held = [hashlib.sha256(id.encode()).digest() < share for id in _base_ids(batch)]
+    sha256 = _sha256()
+    held = np.array([sha256(id.encode()).digest() < share for id in _base_ids(batch)], bool)
     for split in piece.splits:
-        rows = [i for i, is_held in enumerate(held) if is_held == (split == VALIDATION)]
-        if rows:
-            yield split, batch if len(rows) == batch.num_rows else batch.take(rows)
+        rows = held if split == VALIDATION else ~held
+        if rows.any():
+            yield split, batch if rows.all() else _rows(batch, rows)
+
+
+@functools.cache
+def _sha256() -> Any:
+    """Returns the constructor of SHA-256 that takes a third of the time of OpenSSL's on an id."""
+    for name in ("_sha2", "_sha256"):  # CPython's own, since 3.12 and before
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).sha256
+    return hashlib.sha256
 
 
 def _base_ids(batch: "pa.RecordBatch") -> list[str]:
     """Returns document ids, the same for all parts of one document."""
-    ids = batch.column("id").to_pylist()
-    for row, part in enumerate(batch.column("part").to_pylist()):
-        if part > 1:
-            ids[row] = ids[row].removesuffix(f"#part{part}")
+    ids, parts = batch.column("id").to_pylist(), arrow.numbers(batch.column("part"))
+    for row in np.flatnonzero(parts > 1).tolist():
+        ids[row] = ids[row].removesuffix(f"#part{parts[row]}")
     return ids
+
+
+def _rows(batch: "pa.RecordBatch", rows: np.ndarray) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    runs = np.flatnonzero(np.diff(rows, prepend=False, append=False)).reshape(-1, 2).tolist()
+    if len(runs) > _RUNS * len(rows):
+        return batch.filter(arrow.of_mask(rows))
+    return pa.concat_batches([batch.slice(begin, end - begin) for begin, end in runs])

@@ -32,13 +32,14 @@ def naming_full_disk(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str) -> Iterator[IO[bytes]]:
+def atomic_write(path: str, lasting: bool = True) -> Iterator[IO[bytes]]:
     """Yields a file whose complete content appears at `path` on success, and nothing on failure.
 
-    Locally, the bytes are written beside `path`, flushed to disk and renamed. For a remote path,
-    they are collected in a temporary file and uploaded as one object, since closing a half-written
-    fsspec file would publish half of it. Raises UserError if the folder is missing or not writable,
-    `path` is a folder, or the store refuses the upload.
+    Locally, the bytes are written beside `path`, flushed to disk and renamed. Unless `lasting`, the
+    new name is left to the next file of the folder, which flushes both names to disk. For a remote
+    path, they are collected in a temporary file and uploaded as one object, since closing a
+    half-written fsspec file would publish half of it. Raises UserError if the folder is missing or
+    not writable, `path` is a folder, or the store refuses the upload.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:
@@ -57,6 +58,8 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, final)
+        if not lasting:
+            return
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,11 +1,7 @@
-"""A process that runs a module and ends with its parent.
-
-A killed process cannot end its children, and Beam's workers wait two minutes for a lost build.
-"""
+"""Processes that end with their parent: a killed one cannot end its children."""
 
 import ctypes
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -37,9 +33,3 @@ def end_at_once_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     end_with(parent)  # also if the parent has ended before
-
-
-def main() -> None:
-    """Runs a command line of two arguments: the parent's process id and a module."""
-    end_with(int(sys.argv[1]))
-    runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)

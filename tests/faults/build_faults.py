@@ -22,6 +22,7 @@ from tests.faults.builds import CORPUS_FILES, KILLS_PER_TRIAL, Fault, Snapshot, 
 from tests.faults.command import Command
 from tests.support import corpora
 from tests.support.damage import any_file, damage
+from tests.support.processes import workers_of
 
 # Share of the kills that hit one worker process, of those that hit a worker before anything is
 # finished, and of those that hit the writing of the last files.
@@ -122,7 +123,7 @@ def _reach_any_second(trial: Trial) -> None:
 
 def _reach_workers(trial: Trial) -> None:
     """Waits for several workers, at best before they have reached the build."""
-    trial.command.wait_until(lambda: len(_workers(trial.command)) > 1)
+    trial.command.wait_until(lambda: len(workers_of(trial.command.pid)) > 1)
     time.sleep(trial.random.uniform(0, 2))
 
 
@@ -143,19 +144,13 @@ def _kill_or_late(trial: Trial) -> bool:
 
 
 def _kill_worker(trial: Trial) -> bool:
-    if workers := _workers(trial.command):
+    if workers := workers_of(trial.command.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(trial.random.choice(workers), signal.SIGKILL)
             trial.count_injection()
     trial.command.expect_end(0, EXIT_USER_ERROR)
     trial.finish()
     return True
-
-
-def _workers(build: Command) -> list[int]:
-    command = ["ps", "-ww", "-o", "pid=,args=", "-g", str(build.pid)]
-    listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in listed if "sdk_worker_main" in line]
 
 
 def _interrupt(trial: Trial) -> bool:

@@ -30,6 +30,13 @@ def launched(command: Sequence[object], **environment: str) -> subprocess.Popen[
     )  # fmt: skip
 
 
+def workers_of(command: int) -> list[int]:
+    """Returns the ids of a command's worker processes."""
+    found = completed(["ps", "-ww", "-o", "pid=,args=", "--ppid", command]).stdout.splitlines()
+    others = "ps -ww", "resource_tracker"  # Python tracks semaphores in a process of its own
+    return [int(line.split()[0]) for line in found if not any(each in line for each in others)]
+
+
 def wait_for(
     condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 300
 ) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from tasks import arrow
 from tasks.reading import batches, long_documents
 from tasks.reading.batches import Batches
 from tasks.reading.columns import Columns, column_of
@@ -142,17 +143,14 @@ def _decoded(value: Any) -> str:
 def _split_long(batch: "pa.RecordBatch", count: int, longest: int) -> Batches:
     """Divides a batch into bounded batches; splits texts of more than `longest` bytes."""
     import numpy as np
-    import pyarrow.compute as pc
 
     ids, texts, places = (batch.column(name) for name in ("id", "text", "place"))
-    long = pc.fill_null(pc.greater(pc.binary_length(texts), longest), False)
-    _, offsets, data = texts.buffers()  # for views of values; texts[row] would copy
+    bounds, data = arrow.bounds(texts), texts.buffers()[2]  # for views: texts[row] would copy
     begin = 0
-    for row in [*np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist(), len(texts)]:
+    for row in [*np.flatnonzero(arrow.sizes(texts) > longest).tolist(), len(texts)]:
         yield from batches.bounded(batch.slice(begin, row - begin), count)
         if row < len(texts):
-            first, last = np.frombuffer(offsets, np.int64)[texts.offset + row :][:2]
-            chunks = long_documents.chunked(memoryview(data)[first:last])
+            chunks = long_documents.chunked(memoryview(data)[bounds[row] : bounds[row + 1]])
             parts = long_documents.parts(ids[row].as_py(), chunks, longest, places[row].as_py())
             yield from batches.collect(parts, count, longest)
         begin = row + 1

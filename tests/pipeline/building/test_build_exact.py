@@ -17,7 +17,7 @@ from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.damage import flip, truncate
 from tests.support.parameters import slow_unless
-from tests.support.processes import completed, wait_for
+from tests.support.processes import wait_for, workers_of
 
 pytestmark = pytest.mark.processes
 
@@ -197,11 +197,7 @@ def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
     spec = f"--corpus=json:{tmp_path}/long.jsonl?validation=0"
     process = start(tmp_path, "--workers=2", spec, sigint=sigint)
     assert wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
-    workers = completed(
-        ["ps", "-ww", "-o", "pid=,args=", "-g", str(process.pid)]
-    ).stdout.splitlines()
-    worker = next(line for line in workers if "sdk_worker_main" in line and "sh -c" not in line)
-    os.kill(int(worker.split()[0]), signal.SIGKILL)
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     _, err = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 2
     assert len(without_progress(err)) == 1, err

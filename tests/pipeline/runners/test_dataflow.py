@@ -372,8 +372,11 @@ def test_beam_without_its_google_cloud_packages(monkeypatch):
         checked()
 
 
+BEAM_HERE = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+
 def test_flags_that_beam_rejects(tmp_path):
-    flags = ["--runner=FnApiRunner", "--environment_type=PROCESS"]
+    flags = [BEAM_HERE, "--environment_type=PROCESS"]
     with pytest.raises(UserError, match=r"Beam refuses its flags.*\n?.*process_command"):
         beam_job.run(dict, [1], str(tmp_path), flags, verbose=False)
 
@@ -423,7 +426,7 @@ def test_a_million_files_are_no_part_of_the_graph(tmp_path, monkeypatch):
         assert len(list(tmp_path.iterdir())) == 1
         assert len(pickle.dumps(chunks)) < 10_000
         assert [piece for chunk in chunks for piece in beam_job._unpacked(chunk)] == pieces
-    counts = beam_job.run(_files_of, pieces, str(tmp_path), ["--runner=FnApiRunner"], False)
+    counts = beam_job.run(_files_of, pieces, str(tmp_path), [BEAM_HERE], False)
     assert counts["files"] == 4000
     assert not list(tmp_path.iterdir())
 

@@ -1,6 +1,7 @@
 """Worker processes end with their build, builds with their workers, and both with Ctrl-C."""
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -9,13 +10,14 @@ import time
 import grpc
 import pytest
 
-from pipeline.runners import beam_job
+from pipeline.runners import beam_job, local_workers
+from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
-from tests.support.processes import completed, wait_for
+from tests.support.processes import completed, wait_for, workers_of
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 30  # a bound for a loaded machine; Beam's own limits are minutes, or none
+SECONDS = 30  # a bound for a loaded machine
 
 
 def processes(build) -> list[tuple[int, str]]:
@@ -29,14 +31,8 @@ def processes(build) -> list[tuple[int, str]]:
     ]
 
 
-def workers(build) -> list[int]:
-    return [
-        pid for pid, command in processes(build) if "sdk_worker_main" in command.split("sh -c")[0]
-    ]
-
-
 def wait_for_workers(build, count: int) -> None:
-    assert wait_for(lambda: len(workers(build)) >= count, build), build.communicate()
+    assert wait_for(lambda: len(workers_of(build.pid)) >= count, build), build.communicate()
 
 
 def wait_for_the_end(build) -> None:
@@ -67,12 +63,10 @@ def one_line(build) -> str:
     return lines[0]
 
 
-def test_a_worker_killed_before_it_connects(launch, tmp_path):
-    """Beam would wait for ever for the other workers to end."""
+def test_a_killed_worker_ends_the_others(launch, tmp_path):
     build = launch("--workers=2")
     wait_for_workers(build, 2)
-    time.sleep(0.2)
-    os.kill(workers(build)[0], signal.SIGKILL)
+    os.kill(workers_of(build.pid)[0], signal.SIGKILL)
     assert "a worker process died by signal 9: if memory ran out" in one_line(build)
     assert build.returncode == 2
     assert not list(tmp_path.glob("*/*.receipt-*"))
@@ -80,7 +74,6 @@ def test_a_worker_killed_before_it_connects(launch, tmp_path):
 
 
 def test_workers_end_with_a_killed_build(launch):
-    """Beam's workers would wait two minutes for a build that they have not reached."""
     build = launch("--workers=2")
     wait_for_workers(build, 2)
     build.kill()
@@ -109,6 +102,50 @@ def test_interrupted_twice(launch, tmp_path, moment):
     # The second one may arrive when Python shuts down; shells call that 130 as well.
     assert build.returncode in (130, -signal.SIGINT)
     wait_for_the_end(build)
+
+
+@pytest.fixture(params=["forks", "new processes"])
+def kind(request, monkeypatch) -> str:
+    """The kind of workers."""
+    imported = {"forks": (), "new processes": {"os"}}[request.param]
+    monkeypatch.setattr(local_workers, "_THREADED", frozenset(imported))
+    return request.param
+
+
+def counted(element: int) -> dict[str, int]:
+    return {"sum": element, f"by {os.getpid()}": 1}
+
+
+def test_counts_are_summed(tmp_path, kind):
+    counts = local_workers.run(counted, range(1, 51), str(tmp_path), 3)
+    assert counts.pop("sum") == 1275
+    assert sum(counts.values()) == 50
+    assert f"by {os.getpid()}" not in counts
+    assert not workers_of(os.getpid())
+
+
+def fails(error: BaseException) -> dict[str, int]:
+    if isinstance(error, BaseException):
+        raise error
+    return {}
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (UserError("the corpus has changed"), UserError, "the corpus has changed"),
+        (FULL, OSError, r"No space left on device: '/cache'"),
+        (ZeroDivisionError("a bug"), RuntimeError, r"(?s)in fails.*ZeroDivisionError: a bug"),
+        (SystemExit(3), UserError, "a worker process died with exit code 1"),
+    ],
+)
+def test_errors_of_workers(error, kind, says):
+    with pytest.raises(kind, match=says):
+        local_workers.run(fails, [0, 0, error, 0], "/cache", 2)
+    assert not workers_of(os.getpid())
 
 
 def test_a_connection_that_breaks_after_the_job(monkeypatch, capsys):
