@@ -1,4 +1,4 @@
-"""One build: checks, plan, Beam job for unfinished shards, report."""
+"""One build: checks, plan, job for unfinished shards, report."""
 
 import contextlib
 import tempfile
@@ -12,7 +12,7 @@ from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, translation
 from pipeline.excluding.lists import Given, given
-from pipeline.runners import beam_job, dataflow
+from pipeline.runners.engines import LOCAL, Engine
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
 from tasks.cache.manifest import Shard
@@ -22,7 +22,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
 
-def build(options: Options, beam_arguments: list[str]) -> None:
+def build(options: Options, runner: Engine) -> None:
     """Builds a cache's unfinished shards; prints a report and the next command.
 
     Raises UserErrors, and OSErrors if the cache cannot be written; finished shards are kept.
@@ -32,10 +32,10 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         lists = given(options.exclude, scratch)
         if options.dry_run:
-            estimate(planned(of, lists, scratch), beam_arguments)
+            estimate(planned(of, lists, scratch), runner)
             return
-        with locked(of, beam_arguments) as held:
-            run(planned(of, lists, scratch), held, beam_arguments)
+        with locked(of, runner) as held:
+            run(planned(of, lists, scratch), held, runner)
 
 
 def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.Planned:
@@ -45,16 +45,14 @@ def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.
 
 
 @contextlib.contextmanager
-def locked(of: planning.Checked, beam_arguments: list[str]) -> Iterator[lock.Lock]:
+def locked(of: planning.Checked, runner: Engine) -> Iterator[lock.Lock]:
     """Locks the cache's folder, after a check of what only a running job would report."""
-    beam_job.check(beam_arguments, of.spec, of.options.cache_dir)
+    runner.check(of.spec, of.options.cache_dir)
     with lock.claimed(of.folder, "build", "--cache_dir") as held:
         yield held
 
 
-def run(
-    planned: planning.Planned, held: lock.Lock, beam_arguments: list[str], advise: bool = True
-) -> None:
+def run(planned: planning.Planned, held: lock.Lock, runner: Engine, advise: bool = True) -> None:
     """Builds a planned cache, whose folder is `held`, and prints a report."""
     job, lists, options = planned.job, planned.lists, planned.of.options
     folder, plan = job.folder, job.plan
@@ -63,7 +61,7 @@ def run(
     for note in cache_lists.notes(plan, lists):
         print(note)
     started = time.monotonic()
-    done, shards = _work(job, planned.assignments, options, beam_arguments)
+    done, shards = _work(job, planned.assignments, options, runner)
     _check_documents(list(shards.values()), folder, options.max_quarantined)
     _check_rows(job, shards)
     for line in cache_lists.left_out(folder, plan, shards, lists):
@@ -93,7 +91,7 @@ def _kept(
 
 
 def _work(
-    job: graph.Job, assignments: list[graph.Assignment], options: Options, beam_arguments: list[str]
+    job: graph.Job, assignments: list[graph.Assignment], options: Options, runner: Engine
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
     """Builds missing and damaged shards; returns the corpus bytes read, and all receipts."""
     found = lifecycle.settle(job.folder, job.plan, lifecycle.survey(job.folder, job.plan))
@@ -115,7 +113,7 @@ def _work(
 
     try:
         with monitored(monitor, files.is_remote(job.folder), hopeless):
-            counts = graph.run(job, to_do, beam_arguments, options.verbose)
+            counts = graph.run(job, to_do, runner)
     except KeyboardInterrupt:
         if hopeless(monitor):
             _check_documents(monitor.shards, job.folder, options.max_quarantined)
@@ -126,8 +124,8 @@ def _work(
     missing = [key for key, shard in written.items() if shard is None]
     if missing:
         raise UserError(
-            f"Beam reported success, but {len(missing):,} of {len(written):,} shards are missing, "
-            f"first {missing[0][0]} {missing[0][1]}: run the same command to build them"
+            f"the job succeeded, but {len(missing):,} of {len(written):,} shards are missing, first "
+            f"{missing[0][0]} {missing[0][1]}: run the same command to build them"
         )
     read = sum(each.piece.bytes for each in to_do)
     return read, {key: shard for key, shard in written.items() if shard}
@@ -191,7 +189,7 @@ def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None
         )
 
 
-def estimate(planned: planning.Planned, beam: list[str]) -> None:
+def estimate(planned: planning.Planned, runner: Engine) -> None:
     """Prints the estimated size, time and cost of a build."""
     from pipeline.building import estimate
 
@@ -207,10 +205,9 @@ def estimate(planned: planning.Planned, beam: list[str]) -> None:
                 del found[key]
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
-    is_local = beam[0] == "--runner=FnApiRunner"
-    local_arguments = beam if is_local else ["--runner=FnApiRunner"]
+    here = runner if runner.is_local else LOCAL
     copies = cache_lists.copies(job.folder, job.plan, lists)
-    expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
+    expected = estimate.estimate(job, loaded, pieces, options.workers, here, copies)
 
     splits = list(job.plan.shards)
     rows: list[tuple[object, ...]]
@@ -223,17 +220,19 @@ def estimate(planned: planning.Planned, beam: list[str]) -> None:
         print(summary.rules_table(expected.filtered))
     size = sum(assignment.piece.bytes for assignment in assignments)
     left = sum(piece.bytes for piece in pieces)
-    seconds = f" in {expected.seconds:.1f} s with --workers={options.workers}" if is_local else ""
+    seconds = (
+        f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
+    )
     print(
         f"{job.folder}: {len(job.plan.corpus.get('files', [])):,} files, {size / 1e6:,.1f} MB in "
         f"{len(assignments):,} pieces, {len(kept):,} of them built; sampled "
         f"{expected.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB{seconds}"
     )
-    if dataflow.is_runner(options.runner):
+    if runner.bills:
         hours = expected.core_seconds / 3600
         dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_PER_VCPU_HOUR)
         print(
-            f"on Dataflow: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
+            f"on {runner.bills}: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
             f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, "
             "excluding the time that workers take to start"
         )

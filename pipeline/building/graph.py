@@ -1,6 +1,6 @@
-"""The Beam graph: a map from pieces of the corpus to shards of the cache.
+"""A map from pieces of the corpus to shards of the cache, on any engine.
 
-Only descriptions of pieces pass through Beam; a piece is read and written in bounded memory.
+Only descriptions of pieces pass through it; a piece is read and written in bounded memory.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ from pipeline.building import documents
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.filtering.stages import Filters
-from pipeline.runners import beam_job, secret
+from pipeline.runners import secret
+from pipeline.runners.engines import Engine, without_pieces
 from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import Plan
@@ -114,17 +115,17 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
 
 def for_workers(job: Job) -> Job:
     """Returns the job without its pieces and file list."""
-    corpus = beam_job.without_pieces(job.corpus)
+    corpus = without_pieces(job.corpus)
     plan = dataclasses.replace(job.plan, corpus=corpus.record)
     fingerprint = job.plan.fingerprint
     return dataclasses.replace(job, corpus=corpus, plan=plan, fingerprint=fingerprint)
 
 
-def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool) -> Counter[str]:
-    """Runs the pieces with Beam's `arguments`; returns the sums of `build_piece`'s counts.
+def run(job: Job, pieces: list[Assignment], runner: Engine) -> Counter[str]:
+    """Builds the pieces; returns the sums of `build_piece`'s counts.
 
-    If the runner keeps order, every split's first shards come first, for `tasks.cache.following`.
+    If the engine keeps order, every split's first shards come first, for `tasks.cache.following`.
     """
     work = functools.partial(build_piece, for_workers(job))
     ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))
-    return beam_job.run(work, ordered, job.folder, arguments, verbose)
+    return runner.run(work, ordered, job.folder)

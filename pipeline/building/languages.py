@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.building import engine, language_lists, lifecycle, planning, summary
 from pipeline.building.options import Options
 from pipeline.excluding import lists
+from pipeline.runners.engines import Engine
 from tasks import registry
 from tasks.cache import language_set
 from tasks.cache.manifest import MANIFEST, CacheManifest, Plan
@@ -23,17 +24,17 @@ from tasks.terminal.table import table
 _ALPHA = 0.3
 
 
-def build(options: Options, beam_arguments: list[str]) -> None:
+def build(options: Options, runner: Engine) -> None:
     """Builds the cache of a task, or of each of its languages, and prints a report."""
     if not options.corpus:
         if options.languages is not None:
             raise UserError(f"--languages={options.languages} needs a --corpus: {languages.FORMS}")
-        return engine.build(options, beam_arguments)
+        return engine.build(options, runner)
     if options.task_module:
         registry.load(options.task_module)  # it may register corpus formats
     corpora = languages.specs(options.corpus, options.languages)
     if list(corpora) == [""]:
-        return engine.build(options, beam_arguments)
+        return engine.build(options, runner)
     task = _task(options)
     languages.check(corpora)
     names = _all_languages(options, task, list(corpora))
@@ -47,10 +48,10 @@ def build(options: Options, beam_arguments: list[str]) -> None:
             print(f"language {language}, {number} of {len(corpora)}: {planned.of.spec}", flush=True)
             with _of_language(language):
                 if options.dry_run:
-                    engine.estimate(planned, beam_arguments)
+                    engine.estimate(planned, runner)
                     continue
-                with engine.locked(planned.of, beam_arguments) as held:
-                    engine.run(planned, held, beam_arguments, advise=False)
+                with engine.locked(planned.of, runner) as held:
+                    engine.run(planned, held, runner, advise=False)
     if options.dry_run:
         return None
     with lock.claimed(of_task.folder, "build", "--cache_dir"):

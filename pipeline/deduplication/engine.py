@@ -1,11 +1,11 @@
-"""One search for duplicates: checks, two Beam jobs, list and report.
+"""One search for duplicates: checks, two jobs, list and report.
 
 Files are written atomically, in this order:
 
 plan.json           everything that determines the list
 grams.arrays        n-grams of the evaluation sets
-signatures-N.arrays one per piece of the corpus, by Beam
-edges-N.arrays      one per partition of the keys, by Beam
+signatures-N.arrays one per piece of the corpus, by the first job
+edges-N.arrays      one per partition of the keys, by the second
 exclude.arrow, report.json; then the stages' files are deleted
 
 The same command resumes and keeps existing files.
@@ -28,7 +28,8 @@ from pipeline.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, J
 from pipeline.deduplication.report import as_json, corpus_of, text
 from pipeline.deduplication.signatures import write_piece
 from pipeline.excluding import lists, origins, translation
-from pipeline.runners import beam_job, secret
+from pipeline.runners import secret
+from pipeline.runners.engines import Engine, files_shown, without_pieces
 from tasks.reading import languages, sources
 from tasks.reading.corpus import HUB, PYTHON_DOCS
 from tasks.reading.formats.registry import FORMATS
@@ -40,14 +41,14 @@ from tasks.unit import Unit
 _MOST_VALUES = 1 << 16
 
 
-def search(options: Options, beam_arguments: list[str]) -> None:
+def search(options: Options, runner: Engine) -> None:
     """Writes the exclude list of the corpora into `options.output` and prints a report."""
     specs = languages.specs(options.corpus, options.languages, unnamed=True)
     _check(options, specs)
     if options.hf_token_secret:
         secret.provide_hf_token(options.hf_token_secret)
     for spec in specs.values():
-        beam_job.check(beam_arguments, spec, options.output)
+        runner.check(spec, options.output)
     languages.check(specs)
     with (
         lock.claimed(options.output, "search", "--output") as held,
@@ -84,7 +85,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
             return
         for each in (each for some in excluded.values() for each in some):
             files.copy(each.path, files.join(job.folder, lists.copy_name(each.record.sha256)))
-        _search(job, sets, options, beam_arguments, originals, held)
+        _search(job, sets, runner, originals, held)
         _clear(job.folder)
 
 
@@ -117,25 +118,22 @@ def _is_finished(folder: str) -> bool:
 def _search(
     job: Job,
     sets: list[sources.Corpus],
-    options: Options,
-    arguments: list[str],
+    runner: Engine,
     originals: tuple[str, ...],
     held: lock.Lock,
 ) -> None:
     started = time.monotonic()
     summaries = contamination.write_grams(job.folder, sets, job.rules.ngram) if sets else []
     pieces = job.pieces
-    some = {name: beam_job.without_pieces(corpus) for name, corpus in job.corpora.items()}
+    some = {name: without_pieces(corpus) for name, corpus in job.corpora.items()}
     slim = dataclasses.replace(job, corpora=some)
-    run = functools.partial(
-        beam_job.run, folder=job.folder, arguments=arguments, verbose=options.verbose
-    )
     to_do = _missing(job, SIGNATURES, len(pieces))
     read = sum(pieces[number][1].bytes for number in to_do)
     sizes = {_name(job.path(SIGNATURES, n)): piece.bytes for n, (_, piece) in enumerate(pieces)}
-    with beam_job.files_shown("reading", job.folder, sizes, "B"):
+    with files_shown("reading", job.folder, sizes, "B"):
         if to_do:
-            run(functools.partial(write_piece, slim), [(n, *pieces[n]) for n in to_do])
+            work = functools.partial(write_piece, slim)
+            runner.run(work, [(n, *pieces[n]) for n in to_do], job.folder)
     seconds = time.monotonic() - started
     units = sum(
         arrays.Arrays(job.path(SIGNATURES, number)).shape("owner")[0]
@@ -144,9 +142,10 @@ def _search(
     count = plan.partitions(units)
     to_do = _missing(job, EDGES, count)
     ones = {_name(job.path(EDGES, number)): 1 for number in range(count)}
-    with beam_job.files_shown("comparing", job.folder, ones):
+    with files_shown("comparing", job.folder, ones):
         if to_do:
-            run(functools.partial(write_partition, slim, len(pieces), count), to_do)
+            work = functools.partial(write_partition, slim, len(pieces), count)
+            runner.run(work, to_do, job.folder)
     held.check()
     result = write_list(job, len(pieces), count, _header(job, originals))
     total = time.monotonic() - started

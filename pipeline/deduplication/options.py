@@ -3,7 +3,7 @@
 import dataclasses
 
 from pipeline.deduplication.plan import PARAGRAPH, Rules
-from pipeline.runners import beam_options
+from pipeline.runners import engines
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.terminal.fields import REQUIRED, at_least, field
 
@@ -47,12 +47,14 @@ class Options(Rules):
         rule=at_least(1),
     )
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
-    runner: str = field("FnApiRunner", "Beam runner; FnApiRunner runs on this machine")
+    runner: str = field(
+        "FnApiRunner", "spark, ray, or a runner of Beam; FnApiRunner runs on this machine"
+    )
     hf_token_secret: str | None = field(
         None, "Secret Manager secret with the Hugging Face token, as for pipeline.build"
     )
-    verbose: bool = field(False, "show Beam's log")
-    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
+    verbose: bool = field(False, "show the runner's log")
+    runner_flags: tuple[str, ...] = field((), "the runner's", rest=engines.refuse_unknown)
 
     @property
     def rules(self) -> Rules:

@@ -9,7 +9,7 @@ from tasks.terminal import habits
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import names_of
 
-_IN_PROCESS = "FnApiRunner"
+IN_PROCESS = "FnApiRunner"
 _REJECTED = {
     "DirectRunner": "it first tries to download and use Prism; use FnApiRunner, to which it falls "
     "back",
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 def arguments(flags: Any) -> list[str]:
     """Returns Beam's arguments; refuses unknown flags and runners that lose data or download."""
-    given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
+    given, runner, workers = flags.runner_flags, flags.runner or IN_PROCESS, flags.workers
     name = runner_name(runner)
     runner = runner if "." in runner else name
     if name in _REJECTED:
@@ -47,15 +47,15 @@ def arguments(flags: Any) -> list[str]:
             "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
     refuse_unknown(given, names_of(flags))
-    if name == _IN_PROCESS and given and (unread := _unread(given, _LOCAL)):
+    if name == IN_PROCESS and given and (unread := _unread(given, _LOCAL)):
         raise UserError(
             f"{unread[0]} has no effect without a --runner such as DataflowRunner; --workers=N "
             "starts N processes on this machine"
         )
     if workers == 1:
         return [f"--runner={runner}", *given]
-    if name != _IN_PROCESS:
-        raise UserError(f"--workers is for {_IN_PROCESS} only: use the flags of {runner} instead")
+    if name != IN_PROCESS:
+        raise UserError(f"--workers is for {IN_PROCESS} only: use the flags of {runner} instead")
     mode = ["--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
     return [f"--runner={runner}", *mode, *given]
 
@@ -63,7 +63,7 @@ def arguments(flags: Any) -> list[str]:
 def runner_name(runner: str) -> str:
     """Returns the class of a --runner, which Beam reads in any case and without "Runner", too."""
     name = runner.rsplit(".", 1)[-1]
-    classes = (*_REJECTED, _IN_PROCESS, DATAFLOW, *PORTABLE)
+    classes = (*_REJECTED, IN_PROCESS, DATAFLOW, *PORTABLE)
     spellings = name.lower(), f"{name.lower()}runner"
     return next((each for each in classes if each.lower() in spellings), name)
 

@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from pipeline.runners import beam_job
+from pipeline.runners import failures
 from tests.support.parameters import slow_unless
 from tests.support.processes import completed, wait_for
 
@@ -123,7 +123,7 @@ def test_a_connection_that_breaks_after_the_job(monkeypatch, capsys):
         (ValueError("a consequence"), KeyboardInterrupt, False),
     ):
         over = threading.Event()
-        with contextlib.suppress(KeyboardInterrupt), beam_job._quiet():
+        with contextlib.suppress(KeyboardInterrupt), failures.quiet():
             thread = threading.Thread(target=fails, args=(over, error))
             thread.start()
             if end:
