@@ -1,8 +1,8 @@
 """Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
-One file of (word, count) per piece of the corpus is written atomically, by an engine or this process,
-so a killed run can resume. If the words do not fit in memory, a sample is kept, which does not depend
-on the workers, the runner or the order of the pieces.
+One file of (word, count) per piece of the corpus is written atomically, by an engine or by this
+process, so a killed run can resume. If the words do not fit in memory, a sample is kept, which does
+not depend on the workers, the runner or the order of the pieces.
 """
 
 import dataclasses

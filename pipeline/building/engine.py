@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pipeline.building import graph, lifecycle, planning, repeated_ids, summary
 from pipeline.building.documents import KEPT_BY, is_fault
@@ -12,12 +12,13 @@ from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, translation
 from pipeline.excluding.lists import Given, given
+from pipeline.runners import parts
 from pipeline.runners.engines import LOCAL, Engine
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
 from tasks.cache.manifest import Shard
 from tasks.cache.plan_check import check_writable, excludes_more
-from tasks.storage import files, lock
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
@@ -34,8 +35,8 @@ def build(options: Options, runner: Engine) -> None:
         if options.dry_run:
             estimate(planned(of, lists, scratch), runner)
             return
-        with locked(of, runner) as held:
-            run(planned(of, lists, scratch), held, runner)
+        with locked(of, runner) as claim:
+            run(planned(of, lists, scratch), claim, runner)
 
 
 def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.Planned:
@@ -45,29 +46,44 @@ def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.
 
 
 @contextlib.contextmanager
-def locked(of: planning.Checked, runner: Engine) -> Iterator[lock.Lock]:
+def locked(of: planning.Checked, runner: Engine) -> Iterator[parts.Claim]:
     """Locks the cache's folder, after a check of what only a running job would report."""
     runner.check(of.spec, of.options.cache_dir)
-    with lock.claimed(of.folder, "build", "--cache_dir") as held:
-        yield held
+    share = parts.share(of.options.part)
+    with parts.claimed(of.folder, "build", "--cache_dir", share) as claim:
+        yield claim
 
 
-def run(planned: planning.Planned, held: lock.Lock, runner: Engine, advise: bool = True) -> None:
-    """Builds a planned cache, whose folder is `held`, and prints a report."""
+def run(planned: planning.Planned, claim: parts.Claim, runner: Engine, advise: bool = True) -> None:
+    """Builds a planned cache, or a part of it, in the folder of the `claim`; prints a report."""
     job, lists, options = planned.job, planned.lists, planned.of.options
     folder, plan = job.folder, job.plan
-    held.check()
-    lifecycle.begin(folder, plan, planned.of.vocabulary, options.extend, lists, planned.earlier)
+    claim.check()
+    with claim.alone():
+        lifecycle.begin(folder, plan, planned.of.vocabulary, options.extend, lists, planned.earlier)
+        if not claim.share.is_whole and lifecycle.plan_before(folder, plan):
+            lifecycle.settle(folder, plan, lifecycle.survey(folder, plan, check=False))
     for note in cache_lists.notes(plan, lists):
         print(note)
     started = time.monotonic()
-    done, shards = _work(job, planned.assignments, options, runner)
-    _check_documents(list(shards.values()), folder, options.max_quarantined)
-    _check_rows(job, shards)
-    for line in cache_lists.left_out(folder, plan, shards, lists):
-        print(line)
-    held.check()
-    if lifecycle.complete(folder, plan, shards) or done:
+    done, shards = _work(planned, claim, runner)
+    claim.check()
+    there = set(files.list_names(folder)) if not claim.share.is_whole else set[str]()
+    if _is_waiting(planned, claim, lambda each: there >= each.names(plan, "receipt")):
+        return
+    with claim.alone():
+        if not claim.share.is_whole:
+            found = lifecycle.survey(folder, plan, check=False)
+            shards = {key: shard for key, shard in found.items() if shard}
+        if _is_waiting(planned, claim, lambda each: shards.keys() >= set(each.shards)):
+            return
+        _check_documents(list(shards.values()), folder, options.max_quarantined)
+        _check_rows(job, shards)
+        for line in cache_lists.left_out(folder, plan, shards, lists):
+            print(line)
+        is_new = lifecycle.complete(folder, plan, shards)
+        claim.tidy()
+    if is_new or done:
         summary.show(options, job, shards, done, time.monotonic() - started, advise)
         if done and (line := repeated_ids.found(folder, plan, shards)):
             print(line)
@@ -76,8 +92,21 @@ def run(planned: planning.Planned, held: lock.Lock, runner: Engine, advise: bool
         print(f"{folder} is {state}: nothing to do")
 
 
+def _is_waiting(
+    planned: planning.Planned, claim: parts.Claim, is_done: Callable[[graph.Assignment], bool]
+) -> bool:
+    """Returns whether pieces of other parts are missing, and prints of which."""
+    if claim.share.is_whole:
+        return False
+    numbered = enumerate(planned.assignments)
+    missing = [number for number, each in numbered if not is_done(each)]
+    if missing:
+        print(claim.unfinished(missing, len(planned.assignments)))
+    return bool(missing)
+
+
 def _kept(
-    assignments: list[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard]
+    assignments: Sequence[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard]
 ) -> tuple[dict[graph.Assignment, list[Shard]], list[graph.Assignment]]:
     kept: dict[graph.Assignment, list[Shard]] = {}
     to_do: list[graph.Assignment] = []
@@ -91,22 +120,32 @@ def _kept(
 
 
 def _work(
-    job: graph.Job, assignments: list[graph.Assignment], options: Options, runner: Engine
+    planned: planning.Planned, claim: parts.Claim, runner: Engine
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
-    """Builds missing and damaged shards; returns the corpus bytes read, and all receipts."""
-    found = lifecycle.settle(job.folder, job.plan, lifecycle.survey(job.folder, job.plan))
+    """Builds missing and damaged shards of a share; returns the corpus bytes read, and receipts."""
+    job, options = planned.job, planned.of.options
+    assignments = claim.share.of(planned.assignments)
+    keys = [key for each in assignments for key in each.shards]
+    surveyed = lifecycle.survey(job.folder, job.plan, keys=keys)
+    found = lifecycle.settle(job.folder, job.plan, surveyed)
     kept, to_do = _kept(assignments, found)
     if not to_do:
         return 0, found
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
     check_writable(job.folder, job.plan.fingerprint)
-    lifecycle.invalidate(job.folder, job.plan, [key for each in to_do for key in each.shards])
+    redone = [key for each in to_do for key in each.shards]
+    if lifecycle.is_marked(job.folder, job.plan, redone):
+        with claim.alone():
+            lifecycle.invalidate(job.folder, job.plan, redone)
     if options.tokenizer == tokenize.FAST:
         loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
         if reason := tokenize.refusal(loaded):
             print(f"all texts will be left to {loaded.codec.library}: {reason}")
-    monitor = Monitor(job.folder, job.plan, kept, to_do)
+    others = sum(each.piece.bytes for each in planned.assignments) - sum(
+        each.piece.bytes for each in assignments
+    )
+    monitor = Monitor(job.folder, job.plan, kept, to_do, others)
 
     def hopeless(monitor: Monitor) -> bool:
         return bad_share(monitor.shards, monitor.unseen) > options.max_quarantined
@@ -120,12 +159,12 @@ def _work(
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
-    written = lifecycle.survey(job.folder, job.plan, check=False)
+    written = lifecycle.survey(job.folder, job.plan, check=False, keys=keys)
     missing = [key for key, shard in written.items() if shard is None]
     if missing:
         raise UserError(
-            f"the job succeeded, but {len(missing):,} of {len(written):,} shards are missing, first "
-            f"{missing[0][0]} {missing[0][1]}: run the same command to build them"
+            f"the job succeeded, but {len(missing):,} of {len(written):,} shards are missing, the "
+            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
         )
     read = sum(each.piece.bytes for each in to_do)
     return read, {key: shard for key, shard in written.items() if shard}
@@ -203,7 +242,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
         if excludes_more(existing, job.plan):
             for key in list(cache_lists.affected(job.folder, existing, job.plan, lists, found)):
                 del found[key]
-    kept, to_do = _kept(assignments, found)
+    kept, to_do = _kept(parts.share(options.part).of(assignments), found)
     pieces = [assignment.piece for assignment in to_do]
     here = runner if runner.is_local else LOCAL
     copies = cache_lists.copies(job.folder, job.plan, lists)

@@ -17,7 +17,7 @@ from pipeline.runners import secret
 from pipeline.runners.engines import Engine, without_pieces
 from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
-from tasks.cache.manifest import Plan
+from tasks.cache.manifest import Plan, shard_file
 from tasks.reading import sources
 from tasks.vocabularies import registered
 
@@ -46,6 +46,10 @@ class Assignment:
 
     piece: sources.Piece
     shards: tuple[tuple[str, int], ...]
+
+    def names(self, plan: Plan, kind: str) -> set[str]:
+        """Returns the names of one kind of the shards' files."""
+        return {shard_file(split, kind, index, plan.shards[split]) for split, index in self.shards}
 
 
 def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:

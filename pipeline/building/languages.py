@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.building import engine, language_lists, lifecycle, planning, summary
 from pipeline.building.options import Options
 from pipeline.excluding import lists
+from pipeline.runners import parts
 from pipeline.runners.engines import Engine
 from tasks import registry
 from tasks.cache import language_set
@@ -15,7 +16,7 @@ from tasks.cache.manifest import MANIFEST, CacheManifest, Plan
 from tasks.mixture import MixtureSpec
 from tasks.reading import languages
 from tasks.reading.corpus import CorpusSpec
-from tasks.storage import files, lock
+from tasks.storage import files
 from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
@@ -42,7 +43,7 @@ def build(options: Options, runner: Engine) -> None:
         given = lists.given(options.exclude, scratch)
         plans, of_task = _planned(options, task, corpora, given, scratch)
         if not options.dry_run and set(names) == set(corpora) and of_task.some:
-            with lock.claimed(of_task.folder, "build", "--cache_dir"):
+            with _alone(of_task.folder, options):
                 of_task.keep()
         for number, (language, planned) in enumerate(plans.items(), 1):
             print(f"language {language}, {number} of {len(corpora)}: {planned.of.spec}", flush=True)
@@ -50,14 +51,25 @@ def build(options: Options, runner: Engine) -> None:
                 if options.dry_run:
                     engine.estimate(planned, runner)
                     continue
-                with engine.locked(planned.of, runner) as held:
-                    engine.run(planned, held, runner, advise=False)
+                with engine.locked(planned.of, runner) as claim:
+                    engine.run(planned, claim, runner, advise=False)
     if options.dry_run:
         return None
-    with lock.claimed(of_task.folder, "build", "--cache_dir"):
+    finished = [files.exists(files.join(each.job.folder, MANIFEST)) for each in plans.values()]
+    if not all(finished):  # another part will finish them
+        return None
+    with _alone(of_task.folder, options):
         language_set.write(options.cache_dir, task, names)
     _report(options, task, names)
     return None
+
+
+@contextlib.contextmanager
+def _alone(folder: str, options: Options) -> Iterator[None]:
+    """Locks the folder of the task, for which parts of a build wait."""
+    share = parts.share(options.part)
+    with parts.claimed(folder, "build", "--cache_dir", share) as claim, claim.alone():
+        yield
 
 
 def _planned(

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pipeline.runners import engines
+from pipeline.runners import engines, parts
 from tasks.cache.manifest import QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
@@ -126,6 +126,7 @@ class Options:
         "with --dry_run, dollars per Dataflow vCPU and hour, including memory and disk; the list "
         "price if not set",
     )
+    part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field(
         "FnApiRunner", "spark, ray, or a runner of Beam; FnApiRunner runs on this machine"

@@ -3,7 +3,7 @@
 import dataclasses
 
 from pipeline.deduplication.plan import PARAGRAPH, Rules
-from pipeline.runners import engines
+from pipeline.runners import engines, parts
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.terminal.fields import REQUIRED, at_least, field
 
@@ -46,6 +46,7 @@ class Options(Rules):
         "longer documents are read in parts of this many bytes",
         rule=at_least(1),
     )
+    part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field(
         "FnApiRunner", "spark, ray, or a runner of Beam; FnApiRunner runs on this machine"

@@ -62,6 +62,11 @@ LOCAL: Engine = beam_job.Beam((f"--runner={beam_options.IN_PROCESS}",))
 def chosen(flags: Any) -> Engine:
     """Returns the engine of a command's flags runner, runner_flags, workers and verbose."""
     name = (flags.runner or "").lower()
+    if getattr(flags, "part", None) and name not in ("", beam_options.IN_PROCESS.lower()):
+        raise UserError(
+            f"--part={flags.part} is for processes that work on this machine, with --workers: "
+            f"--runner={flags.runner} spreads all pieces by itself"
+        )
     if name not in ENGINES:
         return beam_job.Beam(tuple(beam_options.arguments(flags)), flags.verbose)
     if flags.workers != 1:
