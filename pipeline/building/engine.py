@@ -13,7 +13,7 @@ from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, translation
 from pipeline.excluding.lists import Given, given
 from pipeline.runners import parts
-from pipeline.runners.engines import LOCAL, Engine
+from pipeline.runners.engines import Engine, local
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
 from tasks.cache.manifest import Shard
@@ -244,7 +244,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
                 del found[key]
     kept, to_do = _kept(parts.share(options.part).of(assignments), found)
     pieces = [assignment.piece for assignment in to_do]
-    here = runner if runner.is_local else LOCAL
+    here = runner if runner.is_local else local()
     copies = cache_lists.copies(job.folder, job.plan, lists)
     expected = estimate.estimate(job, loaded, pieces, options.workers, here, copies)
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from pipeline.runners import beam_job, beam_options
+from pipeline.runners import beam_options
 from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.storage import files
 from tasks.terminal import progress
@@ -55,10 +55,6 @@ class Engine(Protocol):
         """
 
 
-# One process of this machine.
-LOCAL: Engine = beam_job.Beam((f"--runner={beam_options.IN_PROCESS}",))
-
-
 def chosen(flags: Any) -> Engine:
     """Returns the engine of a command's flags runner, runner_flags, workers and verbose."""
     name = (flags.runner or "").lower()
@@ -68,7 +64,7 @@ def chosen(flags: Any) -> Engine:
             f"--runner={flags.runner} spreads all pieces by itself"
         )
     if name not in ENGINES:
-        return beam_job.Beam(tuple(beam_options.arguments(flags)), flags.verbose)
+        return _beam(beam_options.arguments(flags), flags.verbose)
     if flags.workers != 1:
         raise UserError(
             f"--workers is for {beam_options.IN_PROCESS} only: the cluster of --runner={name} has "
@@ -79,6 +75,17 @@ def chosen(flags: Any) -> Engine:
         beam_options.refuse_unknown(others, [*names_of(flags), *_names([kind])])
         raise UserError(f"{others[0]} has no effect with --runner={name}")
     return dataclasses.replace(made(kind, parse(kind, flags.runner_flags)), verbose=flags.verbose)
+
+
+def local() -> Engine:
+    """Returns the engine that is one process of this machine."""
+    return _beam([f"--runner={beam_options.IN_PROCESS}"])
+
+
+def _beam(arguments: Sequence[str], verbose: bool = False) -> Engine:
+    from pipeline.runners import beam_job
+
+    return beam_job.Beam(tuple(arguments), verbose)
 
 
 def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
