@@ -123,7 +123,7 @@ class Claim:
                 "pieces are missing"
             )
         if len(lost) > _NAMED:
-            lines.append(f"as are pieces of {len(lost) - _NAMED:,} further parts")
+            lines.append(f"… and {len(lost) - _NAMED:,} more")
         return "\n".join(lines)
 
 
