@@ -64,6 +64,10 @@ def chosen(flags: Any) -> Engine:
             f"--runner={flags.runner} spreads all pieces by itself"
         )
     if name not in ENGINES:
+        for other in ENGINES:
+            if len(_unread(flags.runner_flags, [_class(other)])) < len(flags.runner_flags):
+                names = ", ".join(f"--{each}" for each in _names([_class(other)]))
+                raise UserError(f"{names} are for --runner={other}")
         return _beam(beam_options.arguments(flags), flags.verbose)
     if flags.workers != 1:
         raise UserError(

@@ -1,5 +1,6 @@
 """Builds in parts: processes that share a folder, in any order, twice, and killed."""
 
+import json
 import random
 import signal
 import sys
@@ -8,7 +9,6 @@ import time
 import pytest
 
 from pipeline import build as command
-from pipeline.runners import parts
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.damage import damage
@@ -102,14 +102,14 @@ def test_a_whole_build_and_a_double_are_refused(part, build, tmp_path, capsys):
     folder = part("1/3")
     of = str(folder), "build", "--cache_dir"
     with lock.held(*of, "2-of-3", shared=True):
-        with pytest.raises(UserError, match="another build is writing .*: part 2 of 3, process"):
+        with pytest.raises(UserError, match=r"another build is writing .*: part 2 of 3, process"):
             build(tmp_path, PIECES)
-        with pytest.raises(UserError, match="another build is writing .*: part 2 of 3, process"):
+        with pytest.raises(UserError, match=r"another build is writing .*: part 2 of 3, process"):
             part("2/3")
         part("3/3")  # others go on
     with (
         lock.held(*of),
-        pytest.raises(UserError, match="another build is writing .*: process"),
+        pytest.raises(UserError, match=r"another build is writing .*: process"),
     ):
         part("2/3")
     build(tmp_path, PIECES)
@@ -167,8 +167,8 @@ def test_faulty_documents_are_counted_over_all_parts(build, tmp_path, without_be
 
 def test_languages_in_parts(vocabulary, tmp_path, without_beam, capsys):
     for language in ("ro", "en"):
-        rows = "".join('{"text": "%s %d"}\n' % (language, number) for number in range(300))
-        (tmp_path / f"{language}.jsonl").write_text(rows)
+        rows = [json.dumps({"text": f"{language} {number}"}) for number in range(300)]
+        (tmp_path / f"{language}.jsonl").write_text("\n".join(rows))
 
     def build(cache_dir, *more):
         command.main(
@@ -201,8 +201,8 @@ def test_extended_and_taken_down_in_parts(vocabulary, tmp_path, without_beam):
         )
 
     def write(name):
-        rows = ('{"id": "%s%d", "text": "words %d"}\n' % (name, n, n) for n in range(200))
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+        rows = [json.dumps({"id": f"{name}{n}", "text": f"words {n}"}) for n in range(200)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
 
     (tmp_path / "ids").write_text("a3\nb7\n")
     steps = (("a", ()), ("b", ("--extend",)), ("", (f"--exclude={tmp_path}/ids",)))
@@ -227,14 +227,13 @@ class Array:
     """An array job: the commands of all parts, which a scheduler starts again when they die."""
 
     def __init__(self, command, parts: int, seed: int, **environment: str):
-        self._command, self._environment = command, environment
+        self._command, self._parts, self._environment = command, parts, environment
         self._random = random.Random(seed)
         self._running = {number: self._start(number) for number in range(1, parts + 1)}
         self.kills = 0
 
     def _start(self, number: int):
-        parts = len(self._running) if hasattr(self, "_running") else 4
-        return launched([*self._command, f"--part={number}/{parts}"], **self._environment)
+        return launched([*self._command, f"--part={number}/{self._parts}"], **self._environment)
 
     def kill(self, kills: int) -> None:
         """Kills parts at random moments and starts them again, some of them twice."""
