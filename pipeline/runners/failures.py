@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -99,7 +100,12 @@ def quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     usual.flush()
-    with os.fdopen(os.dup(2), "w") as shown, tempfile.TemporaryFile() as aside:
+    with (
+        os.fdopen(os.dup(2), "w") as shown,
+        tempfile.TemporaryFile() as aside,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         os.dup2(aside.fileno(), 2)
         sys.stderr = shown  # this process's output, such as the progress bar
         # Errors of the engine's threads, such as lost connections to a killed worker.

@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,8 +43,7 @@ class Spark:
     bills = ""
 
     def check(self, corpus: CorpusSpec, folder: str) -> None:
-        with extras.needed("--runner=spark", "spark"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pandas, which is not used
+        with extras.needed("--runner=spark", "spark"):
             import pyspark  # noqa: F401
         home = os.environ.get("JAVA_HOME")
         if not shutil.which(os.path.join(home, "bin", "java") if home else "java"):
