@@ -9,17 +9,17 @@ and so on). Each of several languages gets its own cache; together they are a ta
 """
 
 from pipeline.building.options import Options
-from pipeline.runners import beam_options
+from pipeline.runners import engines
 from tasks.terminal.command import Command
 
 
 def run(options: Options) -> None:
-    """Runs the Beam job; raises as `pipeline.building.languages.build` does."""
-    arguments = beam_options.arguments(options)
+    """Runs the job; raises as `pipeline.building.languages.build` does."""
+    runner = engines.chosen(options)
 
     from pipeline.building import languages
 
-    languages.build(options, arguments)
+    languages.build(options, runner)
 
 
 main = Command(Options, run)

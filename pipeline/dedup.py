@@ -13,17 +13,17 @@ so on).
 """
 
 from pipeline.deduplication.options import Options
-from pipeline.runners import beam_options
+from pipeline.runners import engines
 from tasks.terminal.command import Command
 
 
 def run(options: Options) -> None:
-    """Runs the Beam job; raises as `pipeline.deduplication.engine.search` does."""
-    arguments = beam_options.arguments(options)
+    """Runs the jobs; raises as `pipeline.deduplication.engine.search` does."""
+    runner = engines.chosen(options)
 
     from pipeline.deduplication import engine
 
-    engine.search(options, arguments)
+    engine.search(options, runner)
 
 
 main = Command(Options, run)

@@ -14,7 +14,7 @@ import pytest
 
 from palimpsest.__main__ import named
 from palimpsest.commands import COMMANDS
-from pipeline.runners import beam_options
+from pipeline.runners import engines
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse
 from tests.support import in_process
@@ -66,9 +66,9 @@ def refused(module, words):
     kind = importlib.import_module(module).main.flags
     try:
         given = parse(kind, words)
-        if "beam" in given.values:
-            beam_options.refuse_unknown(
-                given.values["beam"], [each.name for each in flags_of(kind)]
+        if "runner_flags" in given.values:
+            engines.refuse_unknown(
+                given.values["runner_flags"], [each.name for each in flags_of(kind)]
             )
         if issubclass(kind, RunFlags) and "gin.gin_file" not in given.values:
             run = given.below("run")

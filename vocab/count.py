@@ -1,8 +1,8 @@
 """Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
-One file of (word, count) per piece of the corpus is written atomically, by Beam or this process, so
-a killed run can resume. If the words do not fit in memory, a sample is kept, which does not depend
-on the workers, the runner or the order of the pieces.
+One file of (word, count) per piece of the corpus is written atomically, by an engine or by this
+process, so a killed run can resume. If the words do not fit in memory, a sample is kept, which does
+not depend on the workers, the runner or the order of the pieces.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.runners import engines
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
@@ -66,8 +67,8 @@ class Counts:
     statistics: dict[str, Any]
 
 
-def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
-    """Writes the missing count files, in this process if `beam_arguments` is None."""
+def run(job: Job, runner: engines.Engine | None) -> None:
+    """Writes the missing count files, in this process if `runner` is None."""
     pieces = [(number, job.corpus.pieces[number]) for number in _train_pieces(job)]
     names = [job.path(number).rpartition("/")[2] for number, _ in pieces]
     finished = set(files.list_names(job.folder))
@@ -76,7 +77,7 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
         print(f"reusing the counts of {len(pieces) - len(missing):,} of {len(pieces):,} pieces")
     title = f"counting the words of {job.corpus.spec}"
     sizes = {name: piece.bytes for name, (_, piece) in zip(names, pieces, strict=True)}
-    if beam_arguments is None:
+    if runner is None:
         done = sum(sizes.values()) - sum(piece.bytes for _, piece in missing)
         with progress.shown(title, sum(sizes.values()), done, unit="B") as bar:
             for number, piece in missing:
@@ -84,13 +85,9 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
                 _count_piece(job, (number, piece), show)
                 done += piece.bytes
     elif missing:
-        # Importing Beam takes seconds, which a small corpus need not spend.
-        from pipeline.runners import beam_job
-
-        slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
-        with beam_job.files_shown(title, job.folder, sizes, "B"):
-            count = functools.partial(_count_piece, slim)
-            beam_job.run(count, missing, job.folder, beam_arguments, verbose)
+        slim = dataclasses.replace(job, corpus=engines.without_pieces(job.corpus))
+        with engines.files_shown(title, job.folder, sizes, "B"):
+            runner.run(functools.partial(_count_piece, slim), missing, job.folder)
 
 
 def clean(folder: str, *keys: str) -> None:

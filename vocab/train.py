@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from platform import python_version
 
-from pipeline.runners import beam_options
+from pipeline.runners import engines
 from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
@@ -38,20 +38,12 @@ _ID_MAP = "id_map.json"
 _FORMAT = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """A way to count words: here, or by Beam with `beam_arguments`; the results are equal."""
-
-    beam_arguments: list[str] | None = None
-    verbose: bool = False
-
-
 def train(
     options: Options,
     corpus: sources.Corpus | Corpora,
     output: str,
     base: vocabulary.Vocabulary | None = None,
-    work: Work = Work(),
+    runner: engines.Engine | None = None,
 ) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
@@ -67,7 +59,7 @@ def train(
     jobs = {name: _job(options, splitter, each, output) for name, each in corpora.parts.items()}
     with _claimed(output, *(job.key for job in jobs.values())) as held:
         for job in jobs.values():
-            count.run(job, work.beam_arguments, work.verbose)
+            count.run(job, runner)
         sizes = count.sizes(jobs)
         factors = corpora.factors(sizes)
         with progress.shown(f"training {options.vocab_size:,} pieces", None):
@@ -225,25 +217,25 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(CorporaFlags, OptionFlags):
-    """Flags of the command and of Beam."""
+    """Flags of the command and of its runner."""
 
     output: str = field(
         REQUIRED, "folder for the vocabulary, local or any fsspec URL", metavar="DIR"
     )
     workers: int = field(1, "processes on this machine that count words", rule=at_least(1))
-    runner: str | None = field(None, "Beam runner, such as DataflowRunner")
-    verbose: bool = field(False, "show Beam's log")
-    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
+    runner: str | None = field(None, "spark, ray, or a runner of Beam, such as DataflowRunner")
+    verbose: bool = field(False, "show the runner's log")
+    runner_flags: tuple[str, ...] = field((), "the runner's", rest=engines.refuse_unknown)
 
 
 def run(flags: Flags) -> None:
     """Trains, and prints a report and the next command."""
-    beam_arguments = None
-    if flags.workers > 1 or flags.runner or flags.beam:
-        beam_arguments = beam_options.arguments(flags)
+    runner = None
+    if flags.workers > 1 or flags.runner or flags.runner_flags:
+        runner = engines.chosen(flags)
     corpora, output = weighting.corpora_of(flags), flags.output
     options, base = options_of(flags)
-    loaded = train(options, corpora, output, base, Work(beam_arguments, flags.verbose))
+    loaded = train(options, corpora, output, base, runner)
     measured = fit.from_json(files.read_json(files.join(output, _REPORT)))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:

@@ -1,10 +1,10 @@
-"""One build: checks, plan, Beam job for unfinished shards, report."""
+"""One build: checks, plan, job for unfinished shards, report."""
 
 import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pipeline.building import graph, lifecycle, planning, repeated_ids, summary
 from pipeline.building.documents import KEPT_BY, is_fault
@@ -12,17 +12,18 @@ from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, translation
 from pipeline.excluding.lists import Given, given
-from pipeline.runners import beam_job, beam_options, dataflow
+from pipeline.runners import parts
+from pipeline.runners.engines import Engine, local
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
 from tasks.cache.manifest import Shard
 from tasks.cache.plan_check import check_writable, excludes_more
-from tasks.storage import files, lock
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
 
-def build(options: Options, beam_arguments: list[str]) -> None:
+def build(options: Options, runner: Engine) -> None:
     """Builds a cache's unfinished shards; prints a report and the next command.
 
     Raises UserErrors, and OSErrors if the cache cannot be written; finished shards are kept.
@@ -32,10 +33,10 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         lists = given(options.exclude, scratch)
         if options.dry_run:
-            estimate(planned(of, lists, scratch), beam_arguments)
+            estimate(planned(of, lists, scratch), runner)
             return
-        with locked(of, beam_arguments) as held:
-            run(planned(of, lists, scratch), held, beam_arguments)
+        with locked(of, runner) as claim:
+            run(planned(of, lists, scratch), claim, runner)
 
 
 def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.Planned:
@@ -45,31 +46,44 @@ def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.
 
 
 @contextlib.contextmanager
-def locked(of: planning.Checked, beam_arguments: list[str]) -> Iterator[lock.Lock]:
+def locked(of: planning.Checked, runner: Engine) -> Iterator[parts.Claim]:
     """Locks the cache's folder, after a check of what only a running job would report."""
-    beam_job.check(beam_arguments, of.spec, of.options.cache_dir)
-    with lock.claimed(of.folder, "build", "--cache_dir") as held:
-        yield held
+    runner.check(of.spec, of.options.cache_dir)
+    share = parts.share(of.options.part)
+    with parts.claimed(of.folder, "build", "--cache_dir", share) as claim:
+        yield claim
 
 
-def run(
-    planned: planning.Planned, held: lock.Lock, beam_arguments: list[str], advise: bool = True
-) -> None:
-    """Builds a planned cache, whose folder is `held`, and prints a report."""
+def run(planned: planning.Planned, claim: parts.Claim, runner: Engine, advise: bool = True) -> None:
+    """Builds a planned cache, or a part of it, in the folder of the `claim`; prints a report."""
     job, lists, options = planned.job, planned.lists, planned.of.options
     folder, plan = job.folder, job.plan
-    held.check()
-    lifecycle.begin(folder, plan, planned.of.vocabulary, options.extend, lists, planned.earlier)
+    claim.check()
+    with claim.alone():
+        lifecycle.begin(folder, plan, planned.of.vocabulary, options.extend, lists, planned.earlier)
+        if not claim.share.is_whole and lifecycle.plan_before(folder, plan):
+            lifecycle.settle(folder, plan, lifecycle.survey(folder, plan, check=False))
     for note in cache_lists.notes(plan, lists):
         print(note)
     started = time.monotonic()
-    done, shards = _work(job, planned.assignments, options, beam_arguments)
-    _check_documents(list(shards.values()), folder, options.max_quarantined)
-    _check_rows(job, shards)
-    for line in cache_lists.left_out(folder, plan, shards, lists):
-        print(line)
-    held.check()
-    if lifecycle.complete(folder, plan, shards) or done:
+    done, shards = _work(planned, claim, runner)
+    claim.check()
+    there = set(files.list_names(folder)) if not claim.share.is_whole else set[str]()
+    if _is_waiting(planned, claim, lambda each: there >= each.names(plan, "receipt")):
+        return
+    with claim.alone():
+        if not claim.share.is_whole:
+            found = lifecycle.survey(folder, plan, check=False)
+            shards = {key: shard for key, shard in found.items() if shard}
+        if _is_waiting(planned, claim, lambda each: shards.keys() >= set(each.shards)):
+            return
+        _check_documents(list(shards.values()), folder, options.max_quarantined)
+        _check_rows(job, shards)
+        for line in cache_lists.left_out(folder, plan, shards, lists):
+            print(line)
+        is_new = lifecycle.complete(folder, plan, shards)
+        claim.tidy()
+    if is_new or done:
         summary.show(options, job, shards, done, time.monotonic() - started, advise)
         if done and (line := repeated_ids.found(folder, plan, shards)):
             print(line)
@@ -78,8 +92,21 @@ def run(
         print(f"{folder} is {state}: nothing to do")
 
 
+def _is_waiting(
+    planned: planning.Planned, claim: parts.Claim, is_done: Callable[[graph.Assignment], bool]
+) -> bool:
+    """Returns whether pieces of other parts are missing, and prints of which."""
+    if claim.share.is_whole:
+        return False
+    numbered = enumerate(planned.assignments)
+    missing = [number for number, each in numbered if not is_done(each)]
+    if missing:
+        print(claim.unfinished(missing, len(planned.assignments)))
+    return bool(missing)
+
+
 def _kept(
-    assignments: list[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard]
+    assignments: Sequence[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard]
 ) -> tuple[dict[graph.Assignment, list[Shard]], list[graph.Assignment]]:
     kept: dict[graph.Assignment, list[Shard]] = {}
     to_do: list[graph.Assignment] = []
@@ -93,41 +120,51 @@ def _kept(
 
 
 def _work(
-    job: graph.Job, assignments: list[graph.Assignment], options: Options, beam_arguments: list[str]
+    planned: planning.Planned, claim: parts.Claim, runner: Engine
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
-    """Builds missing and damaged shards; returns the corpus bytes read, and all receipts."""
-    found = lifecycle.settle(job.folder, job.plan, lifecycle.survey(job.folder, job.plan))
+    """Builds missing and damaged shards of a share; returns the corpus bytes read, and receipts."""
+    job, options = planned.job, planned.of.options
+    assignments = claim.share.of(planned.assignments)
+    keys = [key for each in assignments for key in each.shards]
+    surveyed = lifecycle.survey(job.folder, job.plan, keys=keys)
+    found = lifecycle.settle(job.folder, job.plan, surveyed)
     kept, to_do = _kept(assignments, found)
     if not to_do:
         return 0, found
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
     check_writable(job.folder, job.plan.fingerprint)
-    lifecycle.invalidate(job.folder, job.plan, [key for each in to_do for key in each.shards])
+    redone = [key for each in to_do for key in each.shards]
+    if lifecycle.is_marked(job.folder, job.plan, redone):
+        with claim.alone():
+            lifecycle.invalidate(job.folder, job.plan, redone)
     if options.tokenizer == tokenize.FAST:
         loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
         if reason := tokenize.refusal(loaded):
             print(f"all texts will be left to {loaded.codec.library}: {reason}")
-    monitor = Monitor(job.folder, job.plan, kept, to_do)
+    others = sum(each.piece.bytes for each in planned.assignments) - sum(
+        each.piece.bytes for each in assignments
+    )
+    monitor = Monitor(job.folder, job.plan, kept, to_do, others)
 
     def hopeless(monitor: Monitor) -> bool:
         return bad_share(monitor.shards, monitor.unseen) > options.max_quarantined
 
     try:
         with monitored(monitor, files.is_remote(job.folder), hopeless):
-            counts = graph.run(job, to_do, beam_arguments, options.verbose)
+            counts = graph.run(job, to_do, runner)
     except KeyboardInterrupt:
         if hopeless(monitor):
             _check_documents(monitor.shards, job.folder, options.max_quarantined)
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
-    written = lifecycle.survey(job.folder, job.plan, check=False)
+    written = lifecycle.survey(job.folder, job.plan, check=False, keys=keys)
     missing = [key for key, shard in written.items() if shard is None]
     if missing:
         raise UserError(
-            f"Beam reported success, but {len(missing):,} of {len(written):,} shards are missing, "
-            f"first {missing[0][0]} {missing[0][1]}: run the same command to build them"
+            f"the job succeeded, but {len(missing):,} of {len(written):,} shards are missing, the "
+            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
         )
     read = sum(each.piece.bytes for each in to_do)
     return read, {key: shard for key, shard in written.items() if shard}
@@ -191,7 +228,7 @@ def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None
         )
 
 
-def estimate(planned: planning.Planned, beam: list[str]) -> None:
+def estimate(planned: planning.Planned, runner: Engine) -> None:
     """Prints the estimated size, time and cost of a build."""
     from pipeline.building import estimate
 
@@ -205,12 +242,11 @@ def estimate(planned: planning.Planned, beam: list[str]) -> None:
         if excludes_more(existing, job.plan):
             for key in list(cache_lists.affected(job.folder, existing, job.plan, lists, found)):
                 del found[key]
-    kept, to_do = _kept(assignments, found)
+    kept, to_do = _kept(parts.share(options.part).of(assignments), found)
     pieces = [assignment.piece for assignment in to_do]
-    is_local = bool(beam_options.local_workers(beam))
-    local_arguments = beam if is_local else ["--runner=FnApiRunner", "--workers=1"]
+    here = runner if runner.is_local else local()
     copies = cache_lists.copies(job.folder, job.plan, lists)
-    expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
+    expected = estimate.estimate(job, loaded, pieces, options.workers, here, copies)
 
     splits = list(job.plan.shards)
     rows: list[tuple[object, ...]]
@@ -223,17 +259,19 @@ def estimate(planned: planning.Planned, beam: list[str]) -> None:
         print(summary.rules_table(expected.filtered))
     size = sum(assignment.piece.bytes for assignment in assignments)
     left = sum(piece.bytes for piece in pieces)
-    seconds = f" in {expected.seconds:.1f} s with --workers={options.workers}" if is_local else ""
+    seconds = (
+        f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
+    )
     print(
         f"{job.folder}: {len(job.plan.corpus.get('files', [])):,} files, {size / 1e6:,.1f} MB in "
         f"{len(assignments):,} pieces, {len(kept):,} of them built; sampled "
         f"{expected.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB{seconds}"
     )
-    if dataflow.is_runner(options.runner):
+    if runner.bills:
         hours = expected.core_seconds / 3600
         dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_PER_VCPU_HOUR)
         print(
-            f"on Dataflow: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
+            f"on {runner.bills}: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
             f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, "
             "excluding the time that workers take to start"
         )

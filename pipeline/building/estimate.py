@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.building import graph
 from pipeline.filtering.stages import Filters
+from pipeline.runners.engines import Engine
 from tasks.cache.manifest import Shard
 from tasks.cache.receipts import finished
 from tasks.reading import cutting
@@ -100,13 +101,13 @@ def estimate(
     loaded: Vocabulary,
     to_do: list[Piece],
     workers: int,
-    runner_arguments: list[str],
+    runner: Engine,
     copies: Mapping[str, str],
     seed: int = 0,
 ) -> Estimate:
     """Builds a sample of the pieces `to_do` in a temporary folder and scales the result up.
 
-    `copies`: paths of further files, by name; `runner_arguments`: Beam's, to time an empty job.
+    `copies`: paths of further files, by name. An empty job by `runner` is timed.
     """
     generator = random.Random(seed)
     # A small corpus is built and timed as a whole.
@@ -125,7 +126,7 @@ def estimate(
         aside = graph.for_workers(dataclasses.replace(job, folder=scratch, plan=plan))
         built = _build(aside, to_build, workers)
         start = time.monotonic()
-        graph.run(aside, [], runner_arguments, verbose=False)
+        graph.run(aside, [], runner)
         runner_seconds = time.monotonic() - start
     sampled, measured = built[: len(slices)], built[len(slices) :]
     per_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)

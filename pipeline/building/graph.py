@@ -1,6 +1,6 @@
-"""The Beam graph: a map from pieces of the corpus to shards of the cache.
+"""A map from pieces of the corpus to shards of the cache, on any engine.
 
-Only descriptions of pieces pass through Beam; a piece is read and written in bounded memory.
+Only descriptions of pieces pass through it; a piece is read and written in bounded memory.
 """
 
 import contextlib
@@ -13,10 +13,11 @@ from pipeline.building import documents
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.filtering.stages import Filters
-from pipeline.runners import beam_job, beam_options, secret
+from pipeline.runners import secret
+from pipeline.runners.engines import Engine, without_pieces
 from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
-from tasks.cache.manifest import Plan
+from tasks.cache.manifest import Plan, shard_file
 from tasks.reading import sources
 from tasks.vocabularies import registered
 
@@ -45,6 +46,10 @@ class Assignment:
 
     piece: sources.Piece
     shards: tuple[tuple[str, int], ...]
+
+    def names(self, plan: Plan, kind: str) -> set[str]:
+        """Returns the names of one kind of the shards' files."""
+        return {shard_file(split, kind, index, plan.shards[split]) for split, index in self.shards}
 
 
 def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:
@@ -115,21 +120,21 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
 
 def for_workers(job: Job) -> Job:
     """Returns the job without its pieces and file list."""
-    corpus = beam_job.without_pieces(job.corpus)
+    corpus = without_pieces(job.corpus)
     plan = dataclasses.replace(job.plan, corpus=corpus.record)
     fingerprint = job.plan.fingerprint
     return dataclasses.replace(job, corpus=corpus, plan=plan, fingerprint=fingerprint)
 
 
-def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool) -> Counter[str]:
-    """Runs the pieces with Beam's `arguments`; returns the sums of `build_piece`'s counts.
+def run(job: Job, pieces: list[Assignment], runner: Engine) -> Counter[str]:
+    """Builds the pieces; returns the sums of `build_piece`'s counts.
 
-    If the runner keeps order, every split's first shards come first, for `tasks.cache.following`.
+    If the engine keeps order, every split's first shards come first, for `tasks.cache.following`.
     """
     slim = for_workers(job)
-    if beam_options.local_workers(arguments) > 1:
+    if runner.is_local:
         with _tokenizer(slim):  # loaded once, before the workers are forked
             pass
     work = functools.partial(build_piece, slim)
     ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))
-    return beam_job.run(work, ordered, job.folder, arguments, verbose)
+    return runner.run(work, ordered, job.folder)

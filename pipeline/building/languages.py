@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.building import engine, language_lists, lifecycle, planning, summary
 from pipeline.building.options import Options
 from pipeline.excluding import lists
+from pipeline.runners import parts
+from pipeline.runners.engines import Engine
 from tasks import registry
 from tasks.cache import language_set
 from tasks.cache.manifest import MANIFEST, CacheManifest, Plan
 from tasks.mixture import MixtureSpec
 from tasks.reading import languages
 from tasks.reading.corpus import CorpusSpec
-from tasks.storage import files, lock
+from tasks.storage import files
 from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
@@ -23,17 +25,17 @@ from tasks.terminal.table import table
 _ALPHA = 0.3
 
 
-def build(options: Options, beam_arguments: list[str]) -> None:
+def build(options: Options, runner: Engine) -> None:
     """Builds the cache of a task, or of each of its languages, and prints a report."""
     if not options.corpus:
         if options.languages is not None:
             raise UserError(f"--languages={options.languages} needs a --corpus: {languages.FORMS}")
-        return engine.build(options, beam_arguments)
+        return engine.build(options, runner)
     if options.task_module:
         registry.load(options.task_module)  # it may register corpus formats
     corpora = languages.specs(options.corpus, options.languages)
     if list(corpora) == [""]:
-        return engine.build(options, beam_arguments)
+        return engine.build(options, runner)
     task = _task(options)
     languages.check(corpora)
     names = _all_languages(options, task, list(corpora))
@@ -41,22 +43,33 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         given = lists.given(options.exclude, scratch)
         plans, of_task = _planned(options, task, corpora, given, scratch)
         if not options.dry_run and set(names) == set(corpora) and of_task.some:
-            with lock.claimed(of_task.folder, "build", "--cache_dir"):
+            with _alone(of_task.folder, options):
                 of_task.keep()
         for number, (language, planned) in enumerate(plans.items(), 1):
             print(f"language {language}, {number} of {len(corpora)}: {planned.of.spec}", flush=True)
             with _of_language(language):
                 if options.dry_run:
-                    engine.estimate(planned, beam_arguments)
+                    engine.estimate(planned, runner)
                     continue
-                with engine.locked(planned.of, beam_arguments) as held:
-                    engine.run(planned, held, beam_arguments, advise=False)
+                with engine.locked(planned.of, runner) as claim:
+                    engine.run(planned, claim, runner, advise=False)
     if options.dry_run:
         return None
-    with lock.claimed(of_task.folder, "build", "--cache_dir"):
+    finished = [files.exists(files.join(each.job.folder, MANIFEST)) for each in plans.values()]
+    if not all(finished):  # another part will finish them
+        return None
+    with _alone(of_task.folder, options):
         language_set.write(options.cache_dir, task, names)
     _report(options, task, names)
     return None
+
+
+@contextlib.contextmanager
+def _alone(folder: str, options: Options) -> Iterator[None]:
+    """Locks the folder of the task, for which parts of a build wait."""
+    share = parts.share(options.part)
+    with parts.claimed(folder, "build", "--cache_dir", share) as claim, claim.alone():
+        yield
 
 
 def _planned(

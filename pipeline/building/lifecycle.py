@@ -194,7 +194,7 @@ def _name_plan(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> None:
     _each(folder, write, shards)
 
 
-def _plan_before(folder: str, plan: Plan) -> str:
+def plan_before(folder: str, plan: Plan) -> str:
     """Returns the fingerprint of the plan whose receipts are being renamed; "" if all are."""
     try:
         return files.read_bytes(files.join(folder, PLAN_MARK + plan.fingerprint)).decode()
@@ -210,7 +210,7 @@ def settle(
     The receipts of these name the plan before, or none, but the shards are as the lists of this
     plan make them. Unless `write` is False, the receipts get the plan's name.
     """
-    before = _plan_before(folder, plan)
+    before = plan_before(folder, plan)
     sizes = files.list_sizes(folder)
 
     def look(key: ShardKey) -> Shard | None:
@@ -313,7 +313,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
     without a valid receipt, of this plan or the one before, are deleted, and their shards redone.
     """
     names = set(files.list_names(folder))
-    plan_before = _plan_before(folder, plan)
+    other = plan_before(folder, plan)
 
     def rename(key: ShardKey) -> None:
         split, index = key
@@ -322,7 +322,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
         new = {name_of(kind, count=before): name_of(kind, count=after) for kind in SHARD_KINDS}
         *data, receipt = new
         there = read_receipt(files.join(folder, receipt)) if receipt in names else None
-        if there and (there.fits(plan) or there.plan == plan_before != ""):
+        if there and (there.fits(plan) or there.plan == other != ""):
             for name in names.intersection(data):
                 files.rename(files.join(folder, name), files.join(folder, new[name]))
             entries = {new[name]: entry for name, entry in there.shard.files.items()}
@@ -335,10 +335,15 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
     _each(folder, rename, _keys(changed))
 
 
-def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns shards by (split, number), None if unfinished; `check` also compares checksums."""
+def survey(
+    folder: str, plan: Plan, check: bool = True, keys: Sequence[ShardKey] | None = None
+) -> dict[ShardKey, Shard | None]:
+    """Returns shards by (split, number), None if unfinished; `check` also compares checksums.
+
+    `keys` are those of the shards to look at, by default all.
+    """
     sizes = files.list_sizes(folder)
-    keys = _keys(plan.shards)
+    keys = _keys(plan.shards) if keys is None else keys
     found = _each(folder, lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
     return dict(zip(keys, found, strict=True))
 
@@ -350,6 +355,12 @@ def _each(folder: str, function: Callable[[Any], Any], items: Iterable[Any]) -> 
 
 def _keys(shards: dict[str, int]) -> list[ShardKey]:
     return [(split, index) for split, count in shards.items() for index in range(count)]
+
+
+def is_marked(folder: str, plan: Plan, keys: Iterable[ShardKey]) -> bool:
+    """Returns whether there is something for `invalidate` to delete."""
+    marks = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
+    return not {COMPLETED, MANIFEST, *marks}.isdisjoint(files.list_names(folder))
 
 
 def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:

@@ -1,14 +1,13 @@
 """Shows a running build's progress, read from its folder, so every runner is supported."""
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.building.documents import is_fault
 from pipeline.building.graph import Assignment
-from tasks.cache.manifest import Plan, Shard, shard_file
+from tasks.cache.manifest import Plan, Shard
 from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal import progress
@@ -37,10 +36,15 @@ class Monitor:
     """State of a running build."""
 
     def __init__(
-        self, folder: str, plan: Plan, kept: dict[Assignment, list[Shard]], to_do: list[Assignment]
+        self,
+        folder: str,
+        plan: Plan,
+        kept: dict[Assignment, list[Shard]],
+        to_do: list[Assignment],
+        others: int = 0,  # bytes of the corpus that other parts of the job read
     ):
-        self._folder = folder
-        self._plan = plan
+        self._folder, self._plan = folder, plan
+        self._others = others
         self._waiting = to_do
         self._finished = sum(assignment.piece.bytes for assignment in kept)
         self._started = time.monotonic()
@@ -53,7 +57,8 @@ class Monitor:
 
     @property
     def unseen(self) -> float:
-        return 1 - self._finished / self.total if self.total else 0.0
+        total = self.total + self._others
+        return 1 - self._finished / total if total else 0.0
 
     @property
     def note(self) -> str:
@@ -70,27 +75,24 @@ class Monitor:
         done: list[Assignment] = []
         waiting: list[Assignment] = []
         for each in self._waiting:
-            (done if sizes.keys() >= self._names(each, "receipt") else waiting).append(each)
+            (done if sizes.keys() >= each.names(self._plan, "receipt") else waiting).append(each)
         self._waiting = waiting
         for assignment in done:
             self._finished += assignment.piece.bytes
             self._seen += assignment.piece.bytes
-            self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
+            self._written += sum(
+                sizes.get(name, 0) for name in assignment.names(self._plan, "tfrecord")
+            )
         keys = [key for assignment in done for key in assignment.shards]
         read = lambda key: finished(self._folder, self._plan, key[0], key[1], sizes)  # noqa: E731
         with ThreadPoolExecutor(files.threads(self._folder)) as pool:
             self.shards += [shard for shard in pool.map(read, keys) if shard]
-        rows = re.compile(rf"{re.escape(files.PARTIAL)}.*\.tfrecord-")
-        writing = sum(size for name, size in sizes.items() if rows.match(name))
+        rows = {name for each in waiting for name in each.names(self._plan, "tfrecord")}
+        partial = (each for each in sizes if each.startswith(files.PARTIAL))
+        writing = sum(sizes[each] for each in partial if files.final_name(each) in rows)
         ratio = self._seen / self._written if self._written else _TEXT_PER_ROW_BYTE
         left = self.total - self._finished
         self.done = max(self.done, self._finished + min(writing * ratio, 0.99 * left))
-
-    def _names(self, assignment: Assignment, kind: str) -> set[str]:
-        return {
-            shard_file(split, kind, index, self._plan.shards[split])
-            for split, index in assignment.shards
-        }
 
 
 @contextlib.contextmanager

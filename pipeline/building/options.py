@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pipeline.runners import beam_options
+from pipeline.runners import engines, parts
 from tasks.cache.manifest import QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
@@ -133,8 +133,11 @@ class Options:
         "with --dry_run, dollars per Dataflow vCPU and hour, including memory and disk; the list "
         "price if not set",
     )
+    part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
-    runner: str = field("FnApiRunner", "Beam runner; FnApiRunner runs on this machine")
+    runner: str = field(
+        "FnApiRunner", "spark, ray, or a runner of Beam; FnApiRunner runs on this machine"
+    )
     hf_token_secret: str | None = field(
         None,
         "Secret Manager secret projects/PROJECT/secrets/NAME, from which workers without an "
@@ -145,5 +148,5 @@ class Options:
         "Python module that defines further tasks in a tuple TASKS or registers a vocabulary; "
         "workers also import it",
     )
-    verbose: bool = field(False, "show Beam's log")
-    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
+    verbose: bool = field(False, "show the runner's log")
+    runner_flags: tuple[str, ...] = field((), "the runner's", rest=engines.refuse_unknown)

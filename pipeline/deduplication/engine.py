@@ -1,11 +1,11 @@
-"""One search for duplicates: checks, two Beam jobs, list and report.
+"""One search for duplicates: checks, two jobs, list and report.
 
 Files are written atomically, in this order:
 
 plan.json           everything that determines the list
 grams.arrays        n-grams of the evaluation sets
-signatures-N.arrays one per piece of the corpus, by Beam
-edges-N.arrays      one per partition of the keys, by Beam
+signatures-N.arrays one per piece of the corpus, by the first job
+edges-N.arrays      one per partition of the keys, by the second
 exclude.arrow, report.json; then the stages' files are deleted
 
 The same command resumes and keeps existing files.
@@ -21,18 +21,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.deduplication import arrays, contamination, plan
-from pipeline.deduplication.clusters import write_list
+from pipeline.deduplication.clusters import Result, write_list
 from pipeline.deduplication.edges import write_partition
 from pipeline.deduplication.options import Options
 from pipeline.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, Job
 from pipeline.deduplication.report import as_json, corpus_of, text
 from pipeline.deduplication.signatures import write_piece
 from pipeline.excluding import lists, origins, translation
-from pipeline.runners import beam_job, secret
+from pipeline.runners import parts, secret
+from pipeline.runners.engines import Engine, files_shown, without_pieces
 from tasks.reading import languages, sources
 from tasks.reading.corpus import HUB, PYTHON_DOCS
 from tasks.reading.formats.registry import FORMATS
-from tasks.storage import files, lock
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 
@@ -40,17 +41,18 @@ from tasks.unit import Unit
 _MOST_VALUES = 1 << 16
 
 
-def search(options: Options, beam_arguments: list[str]) -> None:
+def search(options: Options, runner: Engine) -> None:
     """Writes the exclude list of the corpora into `options.output` and prints a report."""
     specs = languages.specs(options.corpus, options.languages, unnamed=True)
     _check(options, specs)
     if options.hf_token_secret:
         secret.provide_hf_token(options.hf_token_secret)
     for spec in specs.values():
-        beam_job.check(beam_arguments, spec, options.output)
+        runner.check(spec, options.output)
     languages.check(specs)
+    share = parts.share(options.part)
     with (
-        lock.claimed(options.output, "search", "--output") as held,
+        parts.claimed(options.output, "search", "--output", share) as claim,
         tempfile.TemporaryDirectory() as scratch,
     ):
         given = lists.given(options.exclude, scratch)
@@ -76,16 +78,15 @@ def search(options: Options, beam_arguments: list[str]) -> None:
             print(note)
         of_sets = [each.record for each in sets]
         originals = tuple(each.original for each in given)
-        _begin(job, plan.record(corpora, job.rules, of_sets, options.shard_bytes, originals))
-        path = files.join(job.folder, LIST)
-        if _is_finished(job.folder):
-            _clear(job.folder)
-            print(f"{path} is complete: nothing to do")
-            return
-        for each in (each for some in excluded.values() for each in some):
-            files.copy(each.path, files.join(job.folder, lists.copy_name(each.record.sha256)))
-        _search(job, sets, options, beam_arguments, originals, held)
-        _clear(job.folder)
+        record = plan.record(corpora, job.rules, of_sets, options.shard_bytes, originals)
+        with claim.alone():
+            _begin(job, record)
+            if _is_finished(job.folder):
+                _end(job, claim, "complete, nothing to do")
+                return
+            for each in (each for some in excluded.values() for each in some):
+                files.copy(each.path, files.join(job.folder, lists.copy_name(each.record.sha256)))
+        _search(job, sets, runner, originals, claim)
 
 
 def _check(options: Options, specs: Mapping[str, sources.CorpusSpec]) -> None:
@@ -117,47 +118,80 @@ def _is_finished(folder: str) -> bool:
 def _search(
     job: Job,
     sets: list[sources.Corpus],
-    options: Options,
-    arguments: list[str],
+    runner: Engine,
     originals: tuple[str, ...],
-    held: lock.Lock,
+    claim: parts.Claim,
 ) -> None:
     started = time.monotonic()
     summaries = contamination.write_grams(job.folder, sets, job.rules.ngram) if sets else []
     pieces = job.pieces
-    some = {name: beam_job.without_pieces(corpus) for name, corpus in job.corpora.items()}
+    some = {name: without_pieces(corpus) for name, corpus in job.corpora.items()}
     slim = dataclasses.replace(job, corpora=some)
-    run = functools.partial(
-        beam_job.run, folder=job.folder, arguments=arguments, verbose=options.verbose
-    )
-    to_do = _missing(job, SIGNATURES, len(pieces))
+    mine = claim.share.of(range(len(pieces)))
+    to_do = _missing(job, SIGNATURES, mine)
     read = sum(pieces[number][1].bytes for number in to_do)
-    sizes = {_name(job.path(SIGNATURES, n)): piece.bytes for n, (_, piece) in enumerate(pieces)}
-    with beam_job.files_shown("reading", job.folder, sizes, "B"):
+    sizes = {_name(job.path(SIGNATURES, number)): pieces[number][1].bytes for number in mine}
+    with files_shown("reading", job.folder, sizes, "B"):
         if to_do:
-            run(functools.partial(write_piece, slim), [(n, *pieces[n]) for n in to_do])
+            work = functools.partial(write_piece, slim)
+            runner.run(work, [(n, *pieces[n]) for n in to_do], job.folder)
     seconds = time.monotonic() - started
+    claim.check()
+    there = files.list_names(job.folder)
+    unread = [n for n in range(len(pieces)) if _name(job.path(SIGNATURES, n)) not in there]
+    if unread and not _is_finished(job.folder):
+        if lost := set(unread).intersection(mine):
+            raise UserError(
+                f"the job succeeded, but {len(lost):,} of {len(mine):,} {SIGNATURES} are missing "
+                f"in {job.folder}: run the same command to make them"
+            )
+        print(claim.unfinished(unread, len(pieces)))
+        return
+    with claim.alone():
+        if _is_finished(job.folder):
+            _end(job, claim, "completed by another part")
+            return
+        if unread := _missing(job, SIGNATURES, range(len(pieces)), quiet=True):
+            print(claim.unfinished(unread, len(pieces)))
+            return
+        result = _compared(job, slim, runner, claim, _header(job, originals))
+        total = time.monotonic() - started
+        report = as_json(job, result, summaries, {"read": read, "reading": seconds, "all": total})
+        files.write_json(files.join(job.folder, REPORT), report)
+        print(text(job, result, summaries))
+        _end(
+            job,
+            claim,
+            f"read {read / 1e6:,.1f} MB in {seconds:.1f} s, "
+            f"{read / 1e6 / max(seconds, 1e-9):.1f} MB/s; {total:.1f} s in all\n"
+            f"next: python -m pipeline.build … --exclude={files.join(job.folder, LIST)}",
+        )
+
+
+def _compared(
+    job: Job, slim: Job, runner: Engine, claim: parts.Claim, header: dict[str, Any]
+) -> Result:
+    """Compares the signatures of all pieces, and writes the list."""
+    pieces = len(job.pieces)
     units = sum(
-        arrays.Arrays(job.path(SIGNATURES, number)).shape("owner")[0]
-        for number in range(len(pieces))
+        arrays.Arrays(job.path(SIGNATURES, number)).shape("owner")[0] for number in range(pieces)
     )
     count = plan.partitions(units)
-    to_do = _missing(job, EDGES, count)
+    to_do = _missing(job, EDGES, range(count))
     ones = {_name(job.path(EDGES, number)): 1 for number in range(count)}
-    with beam_job.files_shown("comparing", job.folder, ones):
+    with files_shown("comparing", job.folder, ones):
         if to_do:
-            run(functools.partial(write_partition, slim, len(pieces), count), to_do)
-    held.check()
-    result = write_list(job, len(pieces), count, _header(job, originals))
-    total = time.monotonic() - started
-    report = as_json(job, result, summaries, {"read": read, "reading": seconds, "all": total})
-    files.write_json(files.join(job.folder, REPORT), report)
-    print(text(job, result, summaries))
-    print(
-        f"{files.join(job.folder, LIST)}: read {read / 1e6:,.1f} MB in {seconds:.1f} s, "
-        f"{read / 1e6 / max(seconds, 1e-9):.1f} MB/s; {total:.1f} s in all\n"
-        f"next: python -m pipeline.build … --exclude={files.join(job.folder, LIST)}"
-    )
+            work = functools.partial(write_partition, slim, pieces, count)
+            runner.run(work, to_do, job.folder)
+    claim.check()
+    return write_list(job, pieces, count, header)
+
+
+def _end(job: Job, claim: parts.Claim, words: str) -> None:
+    """Deletes the stages' files of a finished search."""
+    _clear(job.folder)
+    claim.tidy()
+    print(f"{files.join(job.folder, LIST)}: {words}")
 
 
 def _header(job: Job, originals: tuple[str, ...]) -> dict[str, Any]:
@@ -207,16 +241,16 @@ def _begin(job: Job, record: dict[str, Any]) -> None:
         )
 
 
-def _missing(job: Job, stage: str, count: int) -> list[int]:
+def _missing(job: Job, stage: str, numbers: Sequence[int], quiet: bool = False) -> list[int]:
     there = files.list_sizes(job.folder, f"{stage}-")
     missing = [
         number
-        for number in range(count)
+        for number in numbers
         if _name(job.path(stage, number)) not in there
         or not arrays.is_complete(job.path(stage, number))
     ]
-    if len(missing) < count:
-        print(f"kept {count - len(missing):,} of {count:,} {stage}")
+    if len(missing) < len(numbers) and not quiet:
+        print(f"kept {len(numbers) - len(missing):,} of {len(numbers):,} {stage}")
     return missing
 
 

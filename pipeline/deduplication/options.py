@@ -3,7 +3,7 @@
 import dataclasses
 
 from pipeline.deduplication.plan import PARAGRAPH, Rules
-from pipeline.runners import beam_options
+from pipeline.runners import engines, parts
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.terminal.fields import REQUIRED, at_least, field
 
@@ -46,13 +46,16 @@ class Options(Rules):
         "longer documents are read in parts of this many bytes",
         rule=at_least(1),
     )
+    part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
-    runner: str = field("FnApiRunner", "Beam runner; FnApiRunner runs on this machine")
+    runner: str = field(
+        "FnApiRunner", "spark, ray, or a runner of Beam; FnApiRunner runs on this machine"
+    )
     hf_token_secret: str | None = field(
         None, "Secret Manager secret with the Hugging Face token, as for pipeline.build"
     )
-    verbose: bool = field(False, "show Beam's log")
-    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
+    verbose: bool = field(False, "show the runner's log")
+    runner_flags: tuple[str, ...] = field((), "the runner's", rest=engines.refuse_unknown)
 
     @property
     def rules(self) -> Rules:

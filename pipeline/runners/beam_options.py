@@ -9,7 +9,7 @@ from tasks.terminal import habits
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import names_of
 
-_IN_PROCESS = "FnApiRunner"
+IN_PROCESS = "FnApiRunner"
 _REJECTED = {
     "DirectRunner": "it first tries to download and use Prism; use FnApiRunner, to which it falls "
     "back",
@@ -34,7 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
 def arguments(flags: Any) -> list[str]:
     """Returns Beam's arguments; refuses unknown flags and runners that lose data or download."""
-    given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
+    given, runner, workers = flags.runner_flags, flags.runner or IN_PROCESS, flags.workers
     name = runner_name(runner)
     runner = runner if "." in runner else name
     if name in _REJECTED:
@@ -45,29 +45,21 @@ def arguments(flags: Any) -> list[str]:
             "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
     refuse_unknown(given, names_of(flags))
-    if name == _IN_PROCESS:
+    if name == IN_PROCESS:
         if given:
             raise UserError(
                 f"{given[0]} has no effect without a --runner such as DataflowRunner; --workers=N "
                 "starts N processes on this machine"
             )
-        return [f"--runner={name}", f"--workers={workers}"]
-    if workers != 1:
-        raise UserError(f"--workers is for {_IN_PROCESS} only: use the flags of {runner} instead")
+    elif workers != 1:
+        raise UserError(f"--workers is for {IN_PROCESS} only: use the flags of {runner} instead")
     return [f"--runner={runner}", *given]
-
-
-def local_workers(arguments: Sequence[str]) -> int:
-    """Returns the number of workers on this machine, 0 if another runner does the work."""
-    if arguments[0] != f"--runner={_IN_PROCESS}":
-        return 0
-    return int(arguments[1].removeprefix("--workers="))
 
 
 def runner_name(runner: str) -> str:
     """Returns the class of a --runner, which Beam reads in any case and without "Runner", too."""
     name = runner.rsplit(".", 1)[-1]
-    classes = (*_REJECTED, _IN_PROCESS, DATAFLOW, *PORTABLE)
+    classes = (*_REJECTED, IN_PROCESS, DATAFLOW, *PORTABLE)
     spellings = name.lower(), f"{name.lower()}runner"
     return next((each for each in classes if each.lower() in spellings), name)
 

@@ -6,6 +6,7 @@ workers are new processes.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -31,6 +32,21 @@ _CHILD = (
 _Work = Callable[[Any], Mapping[str, int]]
 # A worker's answer to an element: counts, or an error to raise.
 _Answer = Mapping[str, int] | Exception
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Processes of this machine, as an engine (`engines.Engine`)."""
+
+    workers: int = 1
+    is_local = True
+    bills = ""
+
+    def check(self, corpus: Any, folder: str) -> None:
+        pass
+
+    def run(self, work: _Work, pieces: Sequence[Any], folder: str) -> Counter[str]:
+        return run(work, pieces, folder, self.workers)
 
 
 def run(function: _Work, elements: Sequence[Any], folder: str, workers: int) -> Counter[str]:

@@ -4,18 +4,17 @@ Beam sends the pipeline to a job service: `pipeline.job_service` with a `pipelin
 machine, or Flink's or Spark's. All workers need Palimpsest, and the same paths to corpus and cache.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pipeline.runners import failures
 from pipeline.runners.beam_options import PORTABLE, runner_name
 from tasks.terminal.command_line import UserError
 
 # Prefix of pipeline.job_service's errors if a worker is lost or a pool does not answer.
 LOST = "a worker is lost: "
 _RESUME = "finished shards are kept; run the same command again to resume"
-_CONNECT_SECONDS = 10
 
 
 def is_runner(runner: str) -> bool:
@@ -41,14 +40,11 @@ def check(arguments: list[str], corpus: object, folder: str) -> None:
         return
     if endpoint == "embed":
         return
-    host, _, port = endpoint.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
+    if reason := failures.unreachable([endpoint]):
         raise UserError(
-            f"no job service answers at --job_endpoint={endpoint} ({error}): start one "
-            "with python -m pipeline.job_service --port=PORT, or correct the address"
-        ) from error
+            f"no job service answers at --job_endpoint={reason}: start one with python -m "
+            "pipeline.job_service --port=PORT, or correct the address"
+        )
 
 
 @contextmanager

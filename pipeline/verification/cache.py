@@ -124,7 +124,8 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
         elif not vocabulary.Vocabulary(model, plan.vocabulary, file).counts_agree():
             faults.append(Fault(PLAN, "its vocabulary sizes are wrong", FINISH))
     lists = {copy_name(each.sha256) for each in plan.exclude or ()}
-    known = {PLAN, PLAN_MARK + plan.fingerprint, LOCK, file, *lists, *wanted}
+    locks = {name for name in names if name.startswith(LOCK)}
+    known = {PLAN, PLAN_MARK + plan.fingerprint, *locks, file, *lists, *wanted}
     for split, shards in manifest.splits.items():
         for index, shard in enumerate(shards):
             known |= {*shard.files, shard_file(split, "receipt", index, len(shards))}

@@ -85,6 +85,11 @@ def _created(aside: str, path: str) -> IO[bytes]:
         raise
 
 
+def final_name(partial: str) -> str:
+    """Returns the name that a partial file gets in the end."""
+    return partial.removeprefix(PARTIAL).partition("-")[2]
+
+
 def remove_partial(folder: str) -> None:
     """Deletes partial files that killed writers left in a local `folder`."""
     if is_remote(folder) or not os.path.isdir(local_path(folder)):

@@ -10,6 +10,7 @@ from typing import IO, Any, cast
 
 from tasks.storage.atomic import PARTIAL as PARTIAL
 from tasks.storage.atomic import atomic_write as atomic_write
+from tasks.storage.atomic import final_name as final_name
 from tasks.storage.atomic import naming_full_disk as naming_full_disk
 from tasks.storage.atomic import remove_partial as remove_partial
 from tasks.storage.paths import is_on_gcs as is_on_gcs

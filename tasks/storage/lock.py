@@ -1,4 +1,4 @@
-"""Locks on folders: one writer at a time.
+"""Locks on folders: one writer at a time, or the parts of one job.
 
 A local lock is `flock` on a file, which the kernel releases however the holder ends. In a Cloud
 Storage bucket it is an object that its holder rewrites every few seconds and nobody else may
@@ -31,6 +31,17 @@ _PATIENCE_SECONDS = 30.0
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
+class Refused(UserError):
+    """Another process holds a lock; `part` is its part of a job, "" for a whole one."""
+
+    def __init__(self, folder: str, what: str, flag: str, content: bytes):
+        self.content, self.part = content, _part_of(content)
+        super().__init__(
+            f"another {what} is writing {folder}: {_named(content)}; wait until it ends, or choose "
+            f"another {flag}"
+        )
+
+
 class Lock:
     """A held lock on `folder`."""
 
@@ -42,17 +53,20 @@ class Lock:
 
 
 @contextlib.contextmanager
-def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
+def held(folder: str, what: str, flag: str, part: str = "", shared: bool = False) -> Iterator[Lock]:
     """Locks an existing folder for the duration of the block.
 
-    `what` is the word for the writer ("build" or "run"), `flag` the folder's flag. Raises
-    UserError if another writer holds the lock, OSError if the folder cannot be written.
+    `what` is the word for the writer ("build" or "run"), `flag` the folder's flag. `part` is the
+    name of the writer's part of a job, "" for a whole one; with `shared`, only other writers of
+    this part are locked out. Raises Refused if another writer holds the lock, OSError if the folder
+    cannot be written.
     """
+    name = f"{LOCK}-{part}" if shared else LOCK
     if not files.is_remote(folder):
-        with _local(folder, what, flag) as lock:
+        with _local(folder, name, what, flag, part) as lock:
             yield lock
     elif is_on_gcs(folder):
-        with _InBucket(folder, what, flag) as lock:
+        with _InBucket(folder, name, what, flag, part) as lock:
             yield lock
     else:
         _warn(f"{folder}: this store has no locks; start only one {what}")
@@ -65,24 +79,74 @@ def _warn(line: str) -> None:
 
 @contextlib.contextmanager
 def claimed(folder: str, what: str, flag: str) -> Iterator[Lock]:
-    """Creates and locks a folder, and deletes partial files that killed writers left in it.
+    """Creates and locks a folder, also against the parts of a job.
 
-    Raises as `held` does.
+    Deletes partial files that killed writers left in it, also those of workers that the block
+    lost. Raises as `held` does.
     """
     files.make_folder(folder)
     with held(folder, what, flag) as lock:
+        if living := living_part(folder):
+            raise Refused(folder, what, flag, living)
         files.remove_partial(folder)
         yield lock
+        files.remove_partial(folder)
+
+
+def living_part(folder: str, but: str = "") -> bytes:
+    """Returns the content of a lock that a part of a job holds, other than `but`; b"" if none does.
+
+    Only for holders of the folder's lock. Deletes the locks of parts that were killed.
+    """
+    names = [name for name in files.list_sizes(folder, f"{LOCK}-") if name != f"{LOCK}-{but}"]
+    if files.is_remote(folder):
+        return _living_in_bucket([Store(files.join(folder, name)) for name in names])
+    for name in names:
+        path = os.path.join(files.local_path(folder), name)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # also where there are no locks, and the part may be alive
+                content = file.read()
+                if not _ended_here(content):
+                    return content
+            os.unlink(path)
+    return b""
+
+
+def _living_in_bucket(locks: list[Store]) -> bytes:
+    """Returns the content of a lock that is rewritten while it is watched; deletes the others."""
+    found = [(each, *each.generation()) for each in locks]
+    watched = [(each, old) for each, old, content in found if old and not _ended_here(content)]
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while watched and time.monotonic() < end:
+        time.sleep(_BEAT_SECONDS / 2)
+        for each, old in watched:
+            now, content = each.generation()
+            if now not in ("", old):
+                return content
+    for each, old, _ in found:
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # it got another holder
+            _delete(each, old)
+    return b""
+
+
+def _delete(lock: Store, generation: str) -> None:
+    def ask(fs: Any, inner: str) -> None:
+        bucket, _, name = inner.partition("/")
+        fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=generation)
+
+    lock.ask(ask)
 
 
 @contextlib.contextmanager
-def _local(folder: str, what: str, flag: str) -> Iterator[Lock]:
-    path = os.path.join(files.local_path(folder), LOCK)
+def _local(folder: str, name: str, what: str, flag: str, part: str) -> Iterator[Lock]:
+    path = os.path.join(files.local_path(folder), name)
     descriptor = _open_current(path, folder, what, flag)
     try:
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(_holder()).encode())
-        yield _OfFile(folder, what, descriptor)
+        os.write(descriptor, json.dumps(_holder(part)).encode())
+        yield _OfFile(path, folder, what, descriptor)
     finally:
         # Deleted while locked: a waiting process notices, and makes a new file.
         with contextlib.suppress(OSError):
@@ -93,14 +157,14 @@ def _local(folder: str, what: str, flag: str) -> Iterator[Lock]:
 class _OfFile(Lock):
     """A lock on a local file, which leaves with its folder."""
 
-    def __init__(self, folder: str, what: str, descriptor: int):
+    def __init__(self, path: str, folder: str, what: str, descriptor: int):
         super().__init__(folder)
-        self._what, self._descriptor = what, descriptor
+        self._path, self._what, self._descriptor = path, what, descriptor
 
     def check(self) -> None:
         folder = files.local_path(self.folder)
         try:
-            there = os.stat(os.path.join(folder, LOCK))
+            there = os.stat(self._path)
             if os.path.samestat(os.fstat(self._descriptor), there):
                 return
         except FileNotFoundError:
@@ -119,7 +183,7 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise _refused(folder, what, flag, os.read(descriptor, 4096)) from error
+                raise Refused(folder, what, flag, os.read(descriptor, 4096)) from error
             except OSError as error:
                 if error.errno not in _NOT_SUPPORTED:
                     raise
@@ -142,11 +206,11 @@ class _InBucket(Lock):
     it stood still meanwhile, and does not remove the lock of the second.
     """
 
-    def __init__(self, folder: str, what: str, flag: str):
+    def __init__(self, folder: str, name: str, what: str, flag: str, part: str):
         super().__init__(folder)
-        self._what, self._flag = what, flag
-        self._store = Store(files.join(folder, LOCK))
-        self._content = {**_holder(), "id": uuid.uuid4().hex}
+        self._what, self._flag, self._part = what, flag, part
+        self._store = Store(files.join(folder, name))
+        self._content = {**_holder(part), "id": uuid.uuid4().hex}
         self._lost = ""
         self._stop, self._writing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
@@ -166,7 +230,7 @@ class _InBucket(Lock):
             generation = self._wait_for_end(generation, found)
         written = self._write(generation)
         if not written:
-            raise _refused(self.folder, self._what, self._flag, self._store.generation()[1])
+            raise Refused(self.folder, self._what, self._flag, self._store.generation()[1])
         self._generation, self._written = written, time.monotonic()
         self._thread.start()
         return self
@@ -176,16 +240,13 @@ class _InBucket(Lock):
         self._thread.join()
         if not self._lost:
             with contextlib.suppress(Exception):
-                self._store.ask(self._delete)
-
-    def _delete(self, fs: Any, inner: str) -> None:
-        bucket, _, name = inner.partition("/")
-        fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=self._generation)
+                _delete(self._store, self._generation)
 
     def _wait_for_end(self, generation: str, found: bytes) -> str:
         """Returns the generation of a lock whose holder has ended, "" for a released lock."""
-        watching = f"checking for {_PATIENCE_SECONDS:.0f} s whether it is alive"
-        _warn(f"{self.folder} is locked by {_named(found)}: {watching}")
+        if not (self._part and _part_of(found)):  # parts wait for each other, mostly briefly
+            watching = f"checking for {_PATIENCE_SECONDS:.0f} s whether it is alive"
+            _warn(f"{self.folder} is locked by {_named(found)}: {watching}")
         end = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < end:
             time.sleep(_BEAT_SECONDS / 2)
@@ -193,7 +254,7 @@ class _InBucket(Lock):
             if not now:
                 return ""
             if now != generation:
-                raise _refused(self.folder, self._what, self._flag, found)
+                raise Refused(self.folder, self._what, self._flag, found)
         return generation
 
     def _beat(self) -> None:
@@ -219,36 +280,54 @@ class _InBucket(Lock):
 
 
 class Observer:
-    """Checks whether a folder's lock has a live holder, without taking the lock."""
+    """Checks whether a folder's locks have live holders, without taking a lock."""
 
     def __init__(self, folder: str):
-        self._folder, self._seen, self._since = folder, b"", time.monotonic()
+        self._folder, self._seen = folder, dict[str, tuple[bytes, float]]()
 
     def alive(self) -> bool | None:
-        """Returns True if the holder is alive, False if it is not, None if unknown.
+        """Returns True if a holder is alive, False if none is, None if unknown.
 
         A holder on another machine can be seen only in a bucket, where it rewrites the lock.
         """
+        if not _has_locks(self._folder):
+            return None
+        states = set(map(self._is_alive, files.list_sizes(self._folder, LOCK)))
+        return True if True in states else None if None in states else False
+
+    def _is_alive(self, name: str) -> bool | None:
         try:
-            found = files.read_bytes(files.join(self._folder, LOCK))
+            found = files.read_bytes(files.join(self._folder, name))
         except FileNotFoundError:
-            return False if _has_locks(self._folder) else None
+            return False
         if _ended_here(found):
             return False
         if not files.is_remote(self._folder):
             return True if _holder_here(found) else None
-        if found != self._seen:
-            self._seen, self._since = found, time.monotonic()
-        return time.monotonic() - self._since < _PATIENCE_SECONDS
+        if found != self._seen.get(name, (b"", 0.0))[0]:
+            self._seen[name] = found, time.monotonic()
+        return time.monotonic() - self._seen[name][1] < _PATIENCE_SECONDS
+
+
+def parts(folder: str) -> dict[str, str]:
+    """Returns the holders of the locks of parts, by part, without those known to have ended."""
+    found = {}
+    for name in files.list_sizes(folder, f"{LOCK}-"):
+        with contextlib.suppress(FileNotFoundError):
+            content = files.read_bytes(files.join(folder, name))
+            if not _ended_here(content):
+                found[name.removeprefix(f"{LOCK}-")] = _named(content)
+    return found
 
 
 def _has_locks(folder: str) -> bool:
     return not files.is_remote(folder) or is_on_gcs(folder)
 
 
-def _holder() -> dict[str, Any]:
+def _holder(part: str) -> dict[str, Any]:
     machine = _machine()
     return {
+        **({"part": part} if part else {}),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
@@ -303,10 +382,12 @@ def _began(pid: int) -> str:
 def _named(content: bytes) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         holder = json.loads(content)
-        return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
+        part = f"part {holder['part'].replace('-', ' ')}, " if "part" in holder else ""
+        return f"{part}process {holder['pid']} on {holder['host']} (since {holder['since']})"
     return "another process"
 
 
-def _refused(folder: str, what: str, flag: str, content: bytes) -> UserError:
-    other = f"another {what} is writing {folder}: {_named(content)}"
-    return UserError(f"{other}; wait until it ends, or choose another {flag}")
+def _part_of(content: bytes) -> str:
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(content).get("part", ""))
+    return ""

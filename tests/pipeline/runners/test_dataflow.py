@@ -25,7 +25,7 @@ import pytest
 
 from pipeline.building import graph
 from pipeline.building.planning import assign
-from pipeline.runners import beam_job, dataflow
+from pipeline.runners import beam_job, dataflow, failures
 from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
@@ -91,7 +91,7 @@ def test_request_and_staged_files(submit, gcs):
         out, err = process.communicate(timeout=300)
     # A service that reports success without having done the work is not believed.
     assert process.returncode == 2
-    assert "Beam reported success, but 16 of 16 shards are missing" in err, err
+    assert "the job succeeded, but 16 of 16 shards are missing" in err, err
     (job,) = server.jobs
     assert f"Dataflow job {job.id}: https://console.cloud.google.com/dataflow/jobs/" in out
     assert job.request["name"] == dataflow.job_name(f"gs://bucket/cache/{TASK}")
@@ -216,7 +216,7 @@ def refused(process) -> str:
 
 @pytest.mark.slow
 def test_how_jobs_end(submit, gcs):
-    failure = beam_job.WorkerFailure(message="gs://bucket/corpus/documents.jsonl has changed")
+    failure = failures.WorkerFailure.of(message="gs://bucket/corpus/documents.jsonl has changed")
 
     def fails(job):
         raise RuntimeError(f"Traceback (most recent call last):\n…\n{failure} [while running …]")

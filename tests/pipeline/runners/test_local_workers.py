@@ -10,7 +10,7 @@ import time
 import grpc
 import pytest
 
-from pipeline.runners import beam_job, local_workers
+from pipeline.runners import failures, local_workers
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from tests.support.processes import completed, wait_for, workers_of
@@ -160,7 +160,7 @@ def test_a_connection_that_breaks_after_the_job(monkeypatch, capsys):
         (ValueError("a consequence"), KeyboardInterrupt, False),
     ):
         over = threading.Event()
-        with contextlib.suppress(KeyboardInterrupt), beam_job._quiet():
+        with contextlib.suppress(KeyboardInterrupt), failures.quiet():
             thread = threading.Thread(target=fails, args=(over, error))
             thread.start()
             if end:

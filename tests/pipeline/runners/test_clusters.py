@@ -1,0 +1,87 @@
+"""Builds on clusters of Spark and Ray on this machine; run by `make test-engines`."""
+
+import gzip
+import importlib.util
+import shutil
+import sys
+
+import pytest
+
+from tasks.storage import files
+from tests.support import clusters
+from tests.support.processes import launched, wait_for
+
+TASK = "python_docs_span_corruption"
+PIECES = "--shard_bytes=100000"
+NEEDED = {"spark": "pyspark", "ray": "ray"}
+MISSING = {name: importlib.util.find_spec(package) is None for name, package in NEEDED.items()}
+needs_java = pytest.mark.skipif(not shutil.which("java"), reason="needs Java")
+
+
+def needs(name):
+    return pytest.mark.skipif(MISSING[name], reason=f"needs the extra {name}: make test-engines")
+
+
+ENGINES = [
+    pytest.param("spark", marks=[needs("spark"), needs_java]),
+    pytest.param("ray", marks=needs("ray")),
+]
+
+
+@pytest.fixture(scope="module")
+def wanted(build, checksums, tmp_path_factory) -> dict[str, str]:
+    """Returns the checksums of a cache that one process built."""
+    return checksums(build(tmp_path_factory.mktemp("whole"), PIECES))
+
+
+@pytest.fixture
+def cluster(request, tmp_path):
+    with getattr(clusters, request.param)(tmp_path) as started:
+        yield started
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ENGINES, indirect=True)
+def test_a_worker_is_killed_while_rows_are_written(start, cluster, wanted, checksums, tmp_path):
+    folder = tmp_path / "cache" / TASK
+    # Spark also begins slow tasks twice.
+    more = ["--conf=spark.speculation=true"] if cluster.flags[0].endswith("spark") else []
+    more += ["--conf=spark.speculation.quantile=0.1"] if more else []
+    process = start(tmp_path / "cache", PIECES, *cluster.flags, *more, **cluster.environment)
+    assert wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
+    cluster.kill_worker()
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "tokenized 2,004 texts" in out  # every document counted once
+    assert checksums(folder) == wanted
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ENGINES, indirect=True)
+def test_a_search_and_a_mistake_in_a_worker(corpus, cluster, vocabulary, tmp_path):
+    def run(module, *flags):
+        command = [sys.executable, "-m", module, PIECES, *flags]
+        process = launched(command, **cluster.environment)
+        out, err = process.communicate(timeout=500)
+        return process.returncode, out, err
+
+    for name, flags in (("here", ()), ("there", cluster.flags)):
+        output = f"--output={tmp_path / name}"
+        code, _, err = run("pipeline.dedup", f"--corpus={corpus}", output, *flags)
+        assert code == 0, err
+    lists = [(tmp_path / name / "exclude.arrow").read_bytes() for name in ("here", "there")]
+    assert lists[0] == lists[1]
+
+    # Only a worker reads so far.
+    data = gzip.compress(b'{"text": "good"}\n' * 200_000)
+    (tmp_path / "cut.jsonl.gz").write_bytes(data[: len(data) // 2])
+    code, _, err = run(
+        "pipeline.build", f"--task={TASK}", f"--vocabulary={vocabulary}", "--extra_ids=100",
+        f"--corpus=json:{tmp_path}/cut.jsonl.gz", f"--cache_dir={tmp_path}/cache", *cluster.flags,
+    )  # fmt: skip
+    assert code == 2, err
+    (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
+    assert f"{tmp_path}/cut.jsonl.gz" in line

@@ -1,0 +1,287 @@
+"""Builds in parts: processes that share a folder, in any order, twice, and killed."""
+
+import json
+import random
+import signal
+import sys
+import time
+
+import pytest
+
+from pipeline import build as command
+from tasks.storage import files, lock
+from tasks.terminal.command_line import UserError
+from tests.support.damage import damage
+from tests.support.processes import launched
+from tests.support.servers.gcs import GcsServer
+
+TASK = "python_docs_span_corruption"
+# Many pieces, so that all parts have some.
+PIECES = "--shard_bytes=100000"
+
+
+@pytest.fixture(scope="module")
+def wanted(build, checksums, tmp_path_factory) -> dict[str, str]:
+    """Returns the checksums of a cache that one process built."""
+    return checksums(build(tmp_path_factory.mktemp("whole"), PIECES))
+
+
+@pytest.fixture
+def part(build, tmp_path, without_beam):
+    """Returns a function that builds a part in this process, and returns the cache's folder."""
+    return lambda name, *more: build(tmp_path, PIECES, f"--part={name}", *more)
+
+
+@pytest.mark.parametrize("names", [("3/4", "1/4", "4/4", "2/4"), ("0/3", "1/3", "2/3"), ("1/1",)])
+def test_the_last_part_completes_the_same_cache(part, wanted, checksums, capsys, names):
+    *others, last = names
+    for name in others:
+        folder = part(name)
+        assert "next: " not in capsys.readouterr().out
+        assert not (folder / "manifest.json").exists()
+    folder = part(last)
+    assert "next: python -m trainer.pretrain" in capsys.readouterr().out
+    assert checksums(folder) == wanted
+
+
+def test_parts_that_have_not_finished_are_named(part, capsys, tmp_path):
+    folder = part("2/4")
+    said = capsys.readouterr().out
+    for line in (
+        f"part 2 of 4 is finished; the last part to finish completes {folder}\n",
+        "part 1 of 4 has not run: 3 of its 3 pieces are missing\n",
+        "part 4 of 4, or 0 of 4, has not run: 3 of its 3 pieces are missing\n",
+    ):
+        assert line in said
+    (folder / "train.receipt-00002-of-00011.json").unlink()  # of a part that was killed
+    with lock.held(str(folder), "build", "--cache_dir", "4-of-4", shared=True):
+        part("1/4")
+    said = capsys.readouterr().out
+    assert "part 2 of 4 has stopped: 1 of its 3 pieces are missing" in said
+    assert "part 4 of 4, or 0 of 4, is running (part 4 of 4, process " in said
+    assert "part 1 of 4 is finished" in said
+    capsys.readouterr()
+    part("1/100")
+    assert "… and 1 more" in capsys.readouterr().out
+
+
+def test_a_part_that_comes_again_changes_nothing(part, wanted, checksums, capsys):
+    for name in ("1/2", "2/2"):
+        folder = part(name)
+    manifest = (folder / "manifest.json").stat()
+    for name in ("1/2", "3/4", "0/2"):  # also as a part of another number of parts
+        capsys.readouterr()
+        part(name)
+        assert "is complete and valid: nothing to do" in capsys.readouterr().out
+    assert (folder / "manifest.json").stat().st_mtime_ns == manifest.st_mtime_ns
+    assert checksums(folder) == wanted
+
+
+def test_other_parts_resume(part, wanted, checksums, capsys):
+    part("1/5")
+    part("2/5")
+    part("1/2")
+    said = capsys.readouterr().out
+    assert "kept 2 finished pieces of 5, 3 to do" in said
+    folder = part("2/2")
+    assert checksums(folder) == wanted
+
+
+def test_a_damaged_shard_is_redone_by_its_part(part, wanted, checksums, capsys):
+    for name in ("1/2", "2/2"):
+        folder = part(name)
+    damage(folder / "train.tfrecord-00003-of-00011", "bit", random.Random(1))
+    part("2/2")  # pieces 0, 2, 4 …
+    assert checksums(folder) != wanted
+    part("1/2")
+    assert checksums(folder) == wanted
+    assert "kept 4 finished pieces of 5, 1 to do" in capsys.readouterr().out
+
+
+def test_a_whole_build_and_a_double_are_refused(part, build, tmp_path, capsys):
+    folder = part("1/3")
+    of = str(folder), "build", "--cache_dir"
+    with lock.held(*of, "2-of-3", shared=True):
+        with pytest.raises(UserError, match=r"another build is writing .*: part 2 of 3, process"):
+            build(tmp_path, PIECES)
+        with pytest.raises(UserError, match=r"another build is writing .*: part 2 of 3, process"):
+            part("2/3")
+        part("3/3")  # others go on
+    with (
+        lock.held(*of),
+        pytest.raises(UserError, match=r"another build is writing .*: process"),
+    ):
+        part("2/3")
+    build(tmp_path, PIECES)
+    assert "next: " in capsys.readouterr().out
+
+
+def test_partial_files_of_killed_parts(part, wanted, checksums, tmp_path):
+    folder = part("1/3")
+    left = folder / f"{files.PARTIAL}0-train.tfrecord-00001-of-00011"
+    left.write_bytes(b"of a killed part")
+    (folder / ".lock-2-of-3").write_text("of a killed part")
+    part("2/3")
+    assert left.exists()  # it may belong to a part that runs
+    with lock.held(str(folder), "build", "--cache_dir", "1-of-3", shared=True):
+        part("3/3")
+        assert left.exists()
+    part("3/3")
+    assert checksums(folder) == wanted
+
+
+@pytest.mark.parametrize("given", ["5/4", "1/0", "/", "1", "-1/4", "1/4/2"])
+def test_what_is_no_part(flags, tmp_path, given):
+    with pytest.raises(UserError, match=f"--part={given}: it must be K/N, the part's number"):
+        command.main(flags(tmp_path, f"--part={given}"))
+
+
+def test_a_part_is_for_this_machine(build, tmp_path):
+    with pytest.raises(UserError, match="--part=1/2 is for processes that work on this machine"):
+        build(tmp_path, "--part=1/2", "--runner=DataflowRunner")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_part(build, tmp_path, capsys):
+    def to_do(*flags):
+        build(tmp_path, PIECES, "--dry_run", *flags)
+        return float(capsys.readouterr().out.partition("to do: ")[2].split()[0])
+
+    assert to_do("--part=1/4") == pytest.approx(to_do() / 4, rel=0.2)
+
+
+def test_faulty_documents_are_counted_over_all_parts(build, tmp_path, without_beam):
+    rows = ['{"text": "good"}'] * 400 + ['{"text": ["no text"]}'] * 60
+    (tmp_path / "bad.jsonl").write_text("\n".join(rows))
+    given = f"--corpus=json:{tmp_path}/bad.jsonl?validation=0", "--shard_bytes=1000"
+
+    def part(name, limit):
+        return build(tmp_path, f"--part={name}", *given, f"--max_quarantined={limit}")
+
+    part("2/2", 0.1)
+    with pytest.raises(UserError, match=r"13.0% of the documents are faulty"):
+        part("1/2", 0.1)
+    folder = part("1/2", 0.2)
+    assert (folder / "COMPLETED").exists()
+
+
+def test_languages_in_parts(vocabulary, tmp_path, without_beam, capsys):
+    for language in ("ro", "en"):
+        rows = [json.dumps({"text": f"{language} {number}"}) for number in range(300)]
+        (tmp_path / f"{language}.jsonl").write_text("\n".join(rows))
+
+    def build(cache_dir, *more):
+        command.main(
+            [
+                *("--task=span_corruption", "--name=two", "--extra_ids=100"),
+                *(f"--vocabulary={vocabulary}", f"--cache_dir={tmp_path / cache_dir}"),
+                *(f"--corpus=json:{tmp_path}/{{language}}.jsonl", "--shard_bytes=2000", *more),
+            ]
+        )
+        return capsys.readouterr().out
+
+    def content(cache_dir):
+        root = tmp_path / cache_dir
+        return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+    build("whole")
+    assert "share of tokens" not in build("parts", "--part=2/2")
+    assert "share of tokens" in build("parts", "--part=1/2")
+    assert content("parts") == content("whole")
+
+
+def test_extended_and_taken_down_in_parts(vocabulary, tmp_path, without_beam):
+    def build(cache_dir, *more):
+        command.main(
+            [
+                *("--task=span_corruption", "--name=two", "--extra_ids=100"),
+                *(f"--vocabulary={vocabulary}", f"--cache_dir={tmp_path / cache_dir}"),
+                *(f"--corpus=json:{tmp_path}/*.jsonl", "--shard_bytes=2000", *more),
+            ]
+        )
+
+    def write(name):
+        rows = [json.dumps({"id": f"{name}{n}", "text": f"words {n}"}) for n in range(200)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+
+    (tmp_path / "ids").write_text("a3\nb7\n")
+    steps = (("a", ()), ("b", ("--extend",)), ("", (f"--exclude={tmp_path}/ids",)))
+    for new, more in steps:
+        if new:
+            write(new)
+        build("whole", *more)
+        for name in ("2/3", "3/3", "1/3"):
+            build("parts", *more, f"--part={name}")
+        whole, built = (
+            {
+                path.name: path.read_bytes()
+                for path in (tmp_path / cache_dir / "two_span_corruption").rglob("*")
+                if path.is_file()
+            }
+            for cache_dir in ("whole", "parts")
+        )
+        assert built == whole, more
+
+
+class Array:
+    """An array job: the commands of all parts, which a scheduler starts again when they die."""
+
+    def __init__(self, command, parts: int, seed: int, **environment: str):
+        self._command, self._parts, self._environment = command, parts, environment
+        self._random = random.Random(seed)
+        self._running = {number: self._start(number) for number in range(1, parts + 1)}
+        self.kills = 0
+
+    def _start(self, number: int):
+        return launched([*self._command, f"--part={number}/{self._parts}"], **self._environment)
+
+    def kill(self, kills: int) -> None:
+        """Kills parts at random moments and starts them again, some of them twice."""
+        while self.kills < kills:
+            time.sleep(self._random.uniform(0, 2))
+            number = self._random.choice([*self._running])
+            process = self._running[number]
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                self.kills += 1
+            process.communicate()
+            self._running[number] = self._start(number)
+            if self._random.random() < 0.2:
+                double = self._start(number)
+                _, err = double.communicate(timeout=300)
+                assert double.returncode == 0 or "another" in err, err
+
+    def finish(self) -> list[str]:
+        """Waits for all; starts those again that came too early; returns what they printed."""
+        said = []
+        for number, process in self._running.items():
+            out, err = process.communicate(timeout=300)
+            if process.returncode:  # beside its double, which has ended by now
+                assert "another" in err, err
+                again = self._start(number)
+                out, err = again.communicate(timeout=300)
+                assert again.returncode == 0, err
+            said.append(out)
+        return said
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_four_parts_at_once_with_twenty_kills(flags, wanted, checksums, tmp_path, in_bucket, place):
+    with GcsServer() as gcs:
+        in_bucket(gcs)
+        where = tmp_path / "cache" if place == "folder" else "gs://bucket/cache"
+        given = flags(where, PIECES)
+        array = Array([sys.executable, "-m", "pipeline.build", *given], 4, 3, **gcs.environment())
+        array.kill(20)
+        said = array.finish()
+        assert any("next: python -m trainer.pretrain" in each for each in said)
+        if place == "folder":
+            assert checksums(tmp_path / "cache" / TASK) == wanted
+            return
+        for name in gcs.names(f"cache/{TASK}/"):
+            path = tmp_path / "copy" / name.rpartition("/")[2]
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(gcs.read(name))
+        assert checksums(tmp_path / "copy") == wanted
