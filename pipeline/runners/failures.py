@@ -54,26 +54,19 @@ class Call:
 def job(
     verbose: bool,
     explain: Callable[[BaseException], UserError | None],
-    died: Callable[[], UserError | None] = lambda: None,
-    stop: Callable[[], None] = lambda: None,
 ) -> Iterator[Interruptible]:
     """Runs a block that is a job: Ctrl-C ends it, and its errors are those of its workers.
 
-    `explain` returns a UserError for an error of the engine that it knows; `died`, one for workers
-    that died, which comes first. `stop` ends the workers, when SIGINT arrives and in the end.
-    Unless `verbose`, logs and stderr are shown after a bug only.
+    `explain` returns a UserError for an error of the engine that it knows. Unless `verbose`, logs
+    and stderr are shown after a bug only.
     """
     with contextlib.ExitStack() as stack:
         if not verbose:
             stack.enter_context(quiet())
         interruption = stack.enter_context(interruptible())
-        stack.enter_context(interruption.stopping(stop))
-        stack.callback(stop)
         try:
             yield interruption
         except BaseException as error:
-            if dead := died():
-                raise dead from error
             if interruption.happened:
                 raise KeyboardInterrupt from error
             _raise_failure(error)

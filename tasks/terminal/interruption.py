@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
@@ -25,7 +24,6 @@ class Interruptible:
     def __init__(self) -> None:
         self.happened = False
         self.seconds = _LIMIT_SECONDS
-        self._stops: list[Callable[[], None]] = []
         self._usual: Any = None  # the handler outside the block
         self._arrived, self._over = threading.Event(), threading.Event()
 
@@ -47,25 +45,12 @@ class Interruptible:
         if self.happened and not isinstance(error, KeyboardInterrupt | UserError):
             raise KeyboardInterrupt from None
 
-    @contextlib.contextmanager
-    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Calls `stop`, in the signal handler, if SIGINT arrives in this block or has arrived."""
-        self._stops.append(stop)
-        if self.happened:
-            stop()
-        try:
-            yield
-        finally:
-            self._stops.remove(stop)
-
     def _handle(self, *arguments: Any) -> None:
         if self.happened:
             if _being_handled(KeyboardInterrupt):
                 return  # another exception would break the clean-up
             raise KeyboardInterrupt  # a library has swallowed the one before
         self.happened = True
-        for stop in self._stops:
-            stop()
         self._arrived.set()
         if callable(self._usual):  # it counts interrupts, see `command_line.run`
             self._usual(*arguments)

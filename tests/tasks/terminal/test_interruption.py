@@ -36,12 +36,11 @@ def test_only_the_first_signal_counts():
     def nested():
         with interruptible() as outer, interruptible() as inner:
             assert inner is outer
-            with outer.stopping(lambda: calls.append("stopped")):
-                interrupted(clean_up)
+            interrupted(clean_up)
 
     with pytest.raises(KeyboardInterrupt):
         nested()
-    assert calls == ["stopped", "cleaned"]
+    assert calls == ["cleaned"]
     assert signal.getsignal(signal.SIGINT) is before
 
 
