@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs docs ci test test-processes test-slow test-browser pictures fuzz fuzz-builds fuzz-runs chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -112,6 +112,14 @@ pictures: $(VENV)/.browser ## take the pictures of the docs from pages (after ma
 	    --width=1120 --height=480 --scroll_to='#curves'
 	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report_phone.png \
 	    --width=390 --height=800 --scroll_to='#curves' --dark
+
+$(VENV)/.engines: pyproject.toml constraints.txt | $(VENV)/.dev
+	@echo "installing Spark and Ray into $(VENV) (720 MB); Spark also needs Java 17 or later"
+	@$(PIP) --editable '.[spark,ray]'
+	@touch $@
+
+test-engines: $(VENV)/.engines ## build on clusters of Spark and Ray on this machine, and kill workers
+	$(BIN)/python -m pytest tests/pipeline/runners/test_clusters.py --durations=5
 
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
 	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=fuzz

@@ -16,6 +16,8 @@ EXTRAS = {
         "seqio": "seqio tensorflow",
         "gcp": "gcsfs google",
         "demo": "matplotlib",
+        "spark": "pyspark",
+        "ray": "ray",
     }.items()
     for package in packages.split()
 }
