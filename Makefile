@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.demo
 	@touch $@
 
 install: $(VENV)/.dev ## create .venv with the packages of the demo, the tests and the checks
+
+native: ## compile the C code of pipeline/native in this checkout
+	@$(BIN)/python -c 'from pipeline.native import build; print(*build.compile_all(), sep="\n")'
 
 demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, in minutes
 	@$(MAKE) --no-print-directory demo-at AT=$(DEMO)

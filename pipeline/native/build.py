@@ -1,6 +1,6 @@
 """Compiles this folder's C code into shared libraries while the package is installed.
 
-    python -m pipeline.native.build    compiles them in this checkout
+`make native` compiles it in a checkout.
 
 Zig's C compiler, a wheel that pip fetches for the build alone, needs nothing of the system and
 links against an old glibc, so that a wheel built here runs on any worker. Where there is no such
@@ -112,7 +112,3 @@ class CompileHook(BuildHookInterface):
             build_data["infer_tag"] = True
         build_data["pure_python"] = False
         build_data["artifacts"] += [str(path.relative_to(ROOT)) for path in paths]
-
-
-if __name__ == "__main__":
-    print(*compile_all(), sep="\n")
