@@ -12,7 +12,7 @@
 #define FIRST_POOL (1u << 18)
 #define HUGE_PAGE ((size_t)2 << 20)
 // Most u32 of a record.
-#define RECORD_WORDS (2 + (WORD_BYTES + 3) / 4 + WORD_BYTES)
+#define WORD_RECORD (2 + (WORD_BYTES + 3) / 4 + WORD_BYTES)
 
 static WordEntry *make_table(u64 entries) {
   size_t bytes = (size_t)entries * sizeof(WordEntry);
@@ -44,33 +44,20 @@ void word_memo_free(WordMemo *memo) {
   free(memo->pool);
 }
 
-// Returns the key of a word of more than SHORT_WORD bytes: a hash.
-WordKey long_word_key(const u8 *text, i64 length) {
-  const u64 a = 0xD6E8FEB86659FD93ull, b = 0xA0761D6478BD642Full;
-  u64 low = (u64)length, high = ~(u64)length;
-  for (i64 at = 0; at + 16 < length; at += 16) {
-    low = word_fold(low ^ load64(text + at), a);
-    high = word_fold(high ^ load64(text + at + 8), b);
-  }
-  low = word_fold(low ^ load64(text + length - 16), a);
-  high = word_fold(high ^ load64(text + length - 8), b);
-  return (WordKey){low ^ high >> 32, high >> 8 | 0xFFull << 56};
-}
-
 static bool spells(const WordMemo *memo, const WordEntry *entry, const u8 *text, i64 length) {
-  if (length <= SHORT_WORD) return true;
+  if (length <= SHORT_BYTES) return true;
   u64 place;
   memcpy(&place, entry->ids, 8);
   const u32 *record = memo->pool + place;
   return record[0] == (u32)length && !memcmp(record + 2, text, (size_t)length);
 }
 
-const WordEntry *word_memo_search(const WordMemo *memo, WordKey key, u64 hash, const u8 *text,
+const WordEntry *word_memo_search(const WordMemo *memo, Key key, u64 hash, const u8 *text,
                                   i64 length) {
   for (u64 slot = hash & (memo->entries - 2);; slot = (slot + 1) & (memo->entries - 1)) {
     const WordEntry *entry = memo->table + slot;
     if (!entry->key.high) return NULL;
-    if (word_equal(entry->key, key) && spells(memo, entry, text, length)) return entry;
+    if (key_equal(entry->key, key) && spells(memo, entry, text, length)) return entry;
   }
 }
 
@@ -90,7 +77,7 @@ static bool grow_table(WordMemo *memo) {
   if (!table) return false;
   for (u64 slot = 0; slot < memo->entries; slot++)
     if (memo->table[slot].key.high)
-      *free_entry(table, 2 * memo->entries, word_hash(memo->table[slot].key)) = memo->table[slot];
+      *free_entry(table, 2 * memo->entries, memo_hash(memo->table[slot].key)) = memo->table[slot];
   free(memo->table);
   memo->table = table;
   memo->entries *= 2;
@@ -105,9 +92,9 @@ static bool reserve(WordMemo *memo) {
     else if (!grow_table(memo))
       return false;
   }
-  if (UNLIKELY(memo->pool_used + RECORD_WORDS > memo->pool_room)) {
+  if (UNLIKELY(memo->pool_used + WORD_RECORD > memo->pool_room)) {
     u64 room = 2 * memo->pool_room < memo->most_pool ? 2 * memo->pool_room : memo->most_pool;
-    if (memo->pool_used + RECORD_WORDS > room) {
+    if (memo->pool_used + WORD_RECORD > room) {
       empty(memo);
       return true;
     }
@@ -132,14 +119,14 @@ static void store_record(WordMemo *memo, WordEntry *entry, const u8 *text, i64 l
   memo->pool_used += (u64)(2 + spelt + count);
 }
 
-bool word_memo_store(WordMemo *memo, WordKey key, u64 hash, const u8 *text, i64 length,
+bool word_memo_store(WordMemo *memo, Key key, u64 hash, const u8 *text, i64 length,
                      const i32 *ids, i64 count) {
   if (!reserve(memo)) return false;
   WordEntry *entry = free_entry(memo->table, memo->entries, hash);
   entry->key = key;
   memo->filled++;
   const i64 bytes = memo->wide ? 3 : 2, most = memo->wide ? WIDE_IDS : NARROW_IDS;
-  if (length > SHORT_WORD || count > most) {
+  if (length > SHORT_BYTES || count > most) {
     store_record(memo, entry, text, length, ids, count);
     return true;
   }
