@@ -313,8 +313,7 @@ static i32 *encode_new(Encoder *e, const u8 *word, i64 length, Key key, u64 hash
   i64 count = ids_of_word(e, word, length);
   if (count < 0) return NULL;
   memcpy(out, e->ids, (size_t)count * sizeof(i32));
-  if (length <= WORD_BYTES && !word_memo_store(&e->memo, key, hash, word, length, e->ids, count))
-    return NULL;
+  if (length <= WORD_BYTES) word_memo_store(&e->memo, key, hash, word, length, e->ids, count);
   return out + count;
 }
 

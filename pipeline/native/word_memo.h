@@ -20,18 +20,18 @@ typedef struct {
 } WordEntry;
 
 typedef struct {
+  void *memory;
   WordEntry *table;
   u64 entries, filled;  // `entries` is a power of two
   u32 *pool;            // records: bytes, number of ids, the word, ids
-  u64 pool_room, pool_used;
-  u64 most_entries, most_pool;
+  u64 pool_room, pool_used, most_entries;
   bool wide;  // ids of 24 bits
 } WordMemo;
 
 bool word_memo_make(WordMemo *memo, i64 most_bytes, bool wide);
 void word_memo_free(WordMemo *memo);
-// Stores a word that is not in the memo; returns false if memory is short.
-bool word_memo_store(WordMemo *memo, Key key, u64 hash, const u8 *text, i64 length,
+// Stores a word that is not in the memo.
+void word_memo_store(WordMemo *memo, Key key, u64 hash, const u8 *text, i64 length,
                      const i32 *ids, i64 count);
 const WordEntry *word_memo_search(const WordMemo *memo, Key key, u64 hash, const u8 *text,
                                   i64 length);

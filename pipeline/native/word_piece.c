@@ -235,8 +235,7 @@ static i64 ids_of_word(const Rules *r, const u8 *word, i64 length, i32 *ids) {
   return 1;
 }
 
-// Appends the ids of at most AHEAD words, first..last - 1; returns the new end of `out`, NULL if
-// memory is short.
+// Appends the ids of at most AHEAD words, first..last - 1; returns the new end of `out`.
 static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
   Key keys[AHEAD];
   u64 hashes[AHEAD];
@@ -262,7 +261,7 @@ static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
       continue;
     }
     i64 count = ids_of_word(&e->rules, word, length, out);
-    if (!word_memo_store(&e->memo, key, hash, word, length, out, count)) return NULL;
+    word_memo_store(&e->memo, key, hash, word, length, out, count);
     out += count;
   }
   return out;
@@ -271,12 +270,12 @@ static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
 // Appends the ids of a chunk of words, which the memo keeps if it is short; returns as above.
 static i32 *encode_chunk(Encoder *e, i64 first, i64 last, Key key, u64 hash, i32 *out) {
   i32 *const begin = out;
-  for (i64 word = first; word < last && out; word += AHEAD)
+  for (i64 word = first; word < last; word += AHEAD)
     out = encode_words(e, word, word + AHEAD < last ? word + AHEAD : last, out);
   const i64 length = e->ends[last - 1] - e->begins[first];
-  if (!out || last - first == 1 || length > SHORT_BYTES) return out;
-  const u8 *text = e->text + e->begins[first];
-  return word_memo_store(&e->memo, key, hash, text, length, begin, out - begin) ? out : NULL;
+  if (last - first > 1 && length <= SHORT_BYTES)
+    word_memo_store(&e->memo, key, hash, e->text + e->begins[first], length, begin, out - begin);
+  return out;
 }
 
 // Appends the ids of chunks first..last - 1; returns as above.
@@ -291,7 +290,7 @@ static i32 *encode_chunks(Encoder *e, i64 first, i64 last, i32 *out) {
     hashes[i - first] = memo_hash(keys[i - first]);
     __builtin_prefetch(word_line(&e->memo, hashes[i - first]));
   }
-  for (i64 i = first; i < last && out; i++) {
+  for (i64 i = first; i < last; i++) {
     const i64 word = e->chunks[i], next = e->chunks[i + 1];
     const Key key = keys[i - first];
     const u64 hash = hashes[i - first];
@@ -330,9 +329,8 @@ EXPORT i64 word_piece_encode(Encoder *e, const u8 *data, const i64 *offsets, con
     if (words) {
       if (*used + e->ends[words - 1] + ID_SLACK > room) return GROW;
       memset(e->text + e->ends[words - 1], 0, READ_AHEAD);
-      for (i64 chunk = 0; chunk < chunks && after; chunk += AHEAD)
+      for (i64 chunk = 0; chunk < chunks; chunk += AHEAD)
         after = encode_chunks(e, chunk, chunk + AHEAD < chunks ? chunk + AHEAD : chunks, after);
-      if (!after) return NO_MEMORY;
     }
     lengths[*first] = after - out - *used;
     *used = after - out;

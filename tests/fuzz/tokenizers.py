@@ -124,7 +124,7 @@ class Trial:
             "split_digits": (True, False),
             "treat_whitespace_as_suffix": (False, False, True),
             "user_defined_symbols": ([], ["<extra>"], ["==", "ab", "e\u0301", "中文"]),
-            "vocab_size": (600, 1500, 4000),
+            "vocab_size": (1000, 2000, 4000),
         }
         options = {name: draw.choice(values) for name, values in choices.items()}
         model = io.BytesIO()
