@@ -46,6 +46,7 @@ typedef struct {
 typedef struct {
   Rules rules;
   WordMemo memo;
+  bool refuses;     // whether there are tokens that need the library
   Merge *of_bytes;  // [256 * 256] merges of single bytes
   Pair *pairs;      // hash table of all merges
   u64 pair_mask;
@@ -159,6 +160,7 @@ EXPORT Encoder *byte_bpe_new(const Rules *rules) {
   Encoder *e = calloc(1, sizeof(Encoder));
   if (!e) return NULL;
   e->rules = *rules;
+  for (int byte = 0; byte < 256; byte++) e->refuses |= rules->begins[byte];
   bool wide = rules->ids > 1 << 16;
   if (word_memo_make(&e->memo, rules->memo_bytes, wide) && make_pairs(e) &&
       reserve_word(e, WORD_BYTES) && reserve_text(e, 1 << 16))
@@ -307,54 +309,78 @@ static i64 ids_of_word(Encoder *e, const u8 *word, i64 length) {
 
 // Appends the ids of a word that the memo lacks; returns the new end of `out`, NULL if memory is
 // short.
-static i32 *encode_new(Encoder *e, const u8 *word, i64 length, WordKey key, u64 hash, i32 *out) {
+static i32 *encode_new(Encoder *e, const u8 *word, i64 length, Key key, u64 hash, i32 *out) {
   i64 count = ids_of_word(e, word, length);
   if (count < 0) return NULL;
   memcpy(out, e->ids, (size_t)count * sizeof(i32));
-  if (length <= WORD_BYTES && !word_memo_store(&e->memo, key, hash, word, length, e->ids, count))
-    return NULL;
+  if (length <= WORD_BYTES) word_memo_store(&e->memo, key, hash, word, length, e->ids, count);
   return out + count;
 }
 
-// Appends the ids of the words between places[0], places[1] … places[count].
-static i32 *encode_words(Encoder *e, const u8 *text, const i64 *places, i64 count, i32 *out) {
-  WordKey keys[AHEAD];
+// Appends the ids of the words between places[0], places[1] … places[count]; `wide` is the memo's.
+INLINE i32 *encode_words(Encoder *e, const u8 *text, const u32 *places, i64 count, bool wide,
+                         i32 *out) {
+  Key keys[AHEAD];
   u64 hashes[AHEAD];
+  WordMemo memo = e->memo;  // not read again after each id is written
   for (i64 i = 0; i < count; i++) {
     i64 length = places[i + 1] - places[i];
     if (UNLIKELY(length > WORD_BYTES)) continue;
-    keys[i] = word_key(text + places[i], length);
-    hashes[i] = word_hash(keys[i]);
-    __builtin_prefetch(word_line(&e->memo, hashes[i]));
+    keys[i] = memo_key(text + places[i], length);
+    hashes[i] = memo_hash(keys[i]);
+    __builtin_prefetch(word_line(&memo, hashes[i]));
   }
-  for (i64 i = 0; i < count && out; i++) {
+  for (i64 i = 0; i < count; i++) {
     const u8 *word = text + places[i];
     i64 length = places[i + 1] - places[i];
     const WordEntry *entry = NULL;
     if (LIKELY(length <= WORD_BYTES))
-      entry = word_memo_find(&e->memo, keys[i], hashes[i], word, length);
-    if (LIKELY(entry))
-      out += word_ids(&e->memo, entry, out);
-    else
-      out = encode_new(e, word, length, keys[i], hashes[i], out);
+      entry = word_memo_find(&memo, keys[i], hashes[i], word, length);
+    if (LIKELY(entry)) {
+      out += word_ids(&memo, entry, wide, out);
+      continue;
+    }
+    out = encode_new(e, word, length, keys[i], hashes[i], out);
+    if (!out) return NULL;
+    memo = e->memo;
   }
   return out;
 }
 
+static i32 *encode_narrow(Encoder *e, const u8 *text, const u32 *places, i64 count, i32 *out) {
+  return encode_words(e, text, places, count, false, out);
+}
+
+static i32 *encode_wide(Encoder *e, const u8 *text, const u32 *places, i64 count, i32 *out) {
+  return encode_words(e, text, places, count, true, out);
+}
+
+// Writes at + i for each bit i of `bits`, in groups whose number is easier to predict than the
+// number of bits; returns the number of bits.
+INLINE i64 write_places(u64 bits, u32 at, u32 *places) {
+  i64 count = __builtin_popcountll(bits);
+  for (i64 first = 0; first < count; first += 8)
+    for (int i = 0; i < 8; i++, bits &= bits - 1)
+      places[first + i] = at + (u32)__builtin_ctzll(bits | 1ull << 63);
+  return count;
+}
+
 // Appends the ids of text whose words begin at the bits of e->starts.
 static i32 *encode_text(Encoder *e, const u8 *text, i64 size, i32 *out) {
-  i64 places[AHEAD + 64], count = 0;
+  u32 places[AHEAD + 64 + 8];
+  i32 *(*encode)(Encoder *, const u8 *, const u32 *, i64, i32 *) =
+      e->memo.wide ? encode_wide : encode_narrow;
+  i64 count = 0;
   for (i64 block = 0; block < (size + 63) / 64 && out; block++) {
-    for (u64 left = e->starts[block]; left; left &= left - 1)
-      places[count++] = 64 * block + __builtin_ctzll(left);
+    count += write_places(e->starts[block], (u32)(64 * block), places + count);
     if (count > AHEAD) {
-      out = encode_words(e, text, places, AHEAD, out);
+      out = encode(e, text, places, AHEAD, out);
       count -= AHEAD;
       memmove(places, places + AHEAD, (size_t)count * sizeof(*places));
     }
   }
-  places[count] = size;
-  return out ? encode_words(e, text, places, count, out) : NULL;
+  places[count] = (u32)size;
+  return out ? encode(e, text, places, count, out) : NULL;
 }
 
 static bool has_token(const Rules *r, const u8 *at, const u8 *end) {
@@ -365,8 +391,9 @@ static bool has_token(const Rules *r, const u8 *at, const u8 *end) {
 }
 
 // Encodes parts data[offsets[i]:offsets[i + 1]] from `*first` on into `out` [room] from `*used` on;
-// `lengths` receives the number of ids of each. `given` are TEXT, REFUSED or the only id of a part. Returns DONE or why it stops, with
-// the part in `*first`; `normal` says that parts need no normaliser.
+// `lengths` receives the number of ids of each. `given` are TEXT, REFUSED or the only id of a part.
+// Returns DONE or why it stops, with the part in `*first`; `normal` says that parts need no
+// normaliser.
 EXPORT i64 byte_bpe_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
                            i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
                            i64 normal) {
@@ -374,13 +401,15 @@ EXPORT i64 byte_bpe_encode(Encoder *e, const u8 *data, const i64 *offsets, const
   for (; *first < parts; ++*first) {
     const u8 *text = data + offsets[*first], *end = data + offsets[*first + 1];
     i64 size = end - text, begin = *used;
-    if (begin + size + 1 + WORD_SLACK > room) return GROW;
+    if (begin + size + 1 + ID_SLACK > room) return GROW;
     if (given[*first] >= 0) {
       out[(*used)++] = given[*first];
       lengths[*first] = 1;
       continue;
     }
-    if (given[*first] == REFUSED || has_token(r, text, end)) return LIBRARY;
+    if (size > INT32_MAX || given[*first] == REFUSED ||
+        (e->refuses && has_token(r, text, end)))
+      return LIBRARY;
     lengths[*first] = 0;
     if (!size) continue;
     bool prefix = r->prefix && *text != ' ';

@@ -47,14 +47,19 @@ typedef struct {
   bool wide;  // ids of 24 bits
 } Memo;
 
-static inline bool memo_make(Memo *memo, i64 entries, i64 pool_words, bool wide) {
-  // Zeros take no memory until used, and huge pages need fewer look-ups of addresses.
-  const size_t bytes = (size_t)entries * sizeof(Entry);
-  memo->memory = calloc(bytes + HUGE_PAGE, 1);
-  memo->table = (Entry *)(((uintptr_t)memo->memory + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+// Returns zeros in huge pages, which take no memory until used and need fewer look-ups of addresses.
+// `memory` receives what has to be freed, NULL if memory is short.
+static inline void *huge_zeros(size_t bytes, void **memory) {
+  *memory = calloc(bytes + HUGE_PAGE, 1);
+  void *zeros = (void *)(((uintptr_t)*memory + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
 #ifdef __linux__
-  if (memo->memory) madvise(memo->table, bytes, MADV_HUGEPAGE);
+  if (*memory) madvise(zeros, bytes, MADV_HUGEPAGE);
 #endif
+  return zeros;
+}
+
+static inline bool memo_make(Memo *memo, i64 entries, i64 pool_words, bool wide) {
+  memo->table = huge_zeros((size_t)entries * sizeof(Entry), &memo->memory);
   memo->pool = malloc((size_t)pool_words * sizeof(u32));
   memo->seen = calloc((size_t)entries / 64, sizeof(u64));
   if (!memo->memory || !memo->pool || !memo->seen) return false;

@@ -235,16 +235,15 @@ static i64 ids_of_word(const Rules *r, const u8 *word, i64 length, i32 *ids) {
   return 1;
 }
 
-// Appends the ids of at most AHEAD words, first..last - 1; returns the new end of `out`, NULL if
-// memory is short.
+// Appends the ids of at most AHEAD words, first..last - 1; returns the new end of `out`.
 static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
-  WordKey keys[AHEAD];
+  Key keys[AHEAD];
   u64 hashes[AHEAD];
   for (i64 i = first; i < last; i++) {
     i64 length = e->ends[i] - e->begins[i];
     if (UNLIKELY(length > WORD_BYTES)) continue;
-    keys[i - first] = word_key(e->text + e->begins[i], length);
-    hashes[i - first] = word_hash(keys[i - first]);
+    keys[i - first] = memo_key(e->text + e->begins[i], length);
+    hashes[i - first] = memo_hash(keys[i - first]);
     __builtin_prefetch(word_line(&e->memo, hashes[i - first]));
   }
   for (i64 i = first; i < last; i++) {
@@ -254,46 +253,46 @@ static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
       out += ids_of_word(&e->rules, word, length, out);
       continue;
     }
-    WordKey key = keys[i - first];
+    Key key = keys[i - first];
     u64 hash = hashes[i - first];
     const WordEntry *entry = word_memo_find(&e->memo, key, hash, word, length);
     if (LIKELY(entry)) {
-      out += word_ids(&e->memo, entry, out);
+      out += word_ids(&e->memo, entry, e->memo.wide, out);
       continue;
     }
     i64 count = ids_of_word(&e->rules, word, length, out);
-    if (!word_memo_store(&e->memo, key, hash, word, length, out, count)) return NULL;
+    word_memo_store(&e->memo, key, hash, word, length, out, count);
     out += count;
   }
   return out;
 }
 
 // Appends the ids of a chunk of words, which the memo keeps if it is short; returns as above.
-static i32 *encode_chunk(Encoder *e, i64 first, i64 last, WordKey key, u64 hash, i32 *out) {
+static i32 *encode_chunk(Encoder *e, i64 first, i64 last, Key key, u64 hash, i32 *out) {
   i32 *const begin = out;
-  for (i64 word = first; word < last && out; word += AHEAD)
+  for (i64 word = first; word < last; word += AHEAD)
     out = encode_words(e, word, word + AHEAD < last ? word + AHEAD : last, out);
   const i64 length = e->ends[last - 1] - e->begins[first];
-  if (!out || last - first == 1 || length > SHORT_WORD) return out;
-  const u8 *text = e->text + e->begins[first];
-  return word_memo_store(&e->memo, key, hash, text, length, begin, out - begin) ? out : NULL;
+  if (last - first > 1 && length <= SHORT_BYTES)
+    word_memo_store(&e->memo, key, hash, e->text + e->begins[first], length, begin, out - begin);
+  return out;
 }
 
 // Appends the ids of chunks first..last - 1; returns as above.
 static i32 *encode_chunks(Encoder *e, i64 first, i64 last, i32 *out) {
-  WordKey keys[AHEAD];
+  Key keys[AHEAD];
   u64 hashes[AHEAD];
   for (i64 i = first; i < last; i++) {
     const i32 begin = e->begins[e->chunks[i]];
     const i64 length = e->ends[e->chunks[i + 1] - 1] - begin;
-    keys[i - first] = LIKELY(length <= SHORT_WORD) ? word_key(e->text + begin, length)
-                                                   : (WordKey){0, 0};
-    hashes[i - first] = word_hash(keys[i - first]);
+    keys[i - first] = LIKELY(length <= SHORT_BYTES) ? memo_key(e->text + begin, length)
+                                                   : (Key){0, 0};
+    hashes[i - first] = memo_hash(keys[i - first]);
     __builtin_prefetch(word_line(&e->memo, hashes[i - first]));
   }
-  for (i64 i = first; i < last && out; i++) {
+  for (i64 i = first; i < last; i++) {
     const i64 word = e->chunks[i], next = e->chunks[i + 1];
-    const WordKey key = keys[i - first];
+    const Key key = keys[i - first];
     const u64 hash = hashes[i - first];
     const WordEntry *entry = NULL;
     if (LIKELY(key.high)) {
@@ -301,7 +300,7 @@ static i32 *encode_chunks(Encoder *e, i64 first, i64 last, i32 *out) {
       entry = word_memo_find(&e->memo, key, hash, e->text + e->begins[word], length);
     }
     if (LIKELY(entry))
-      out += word_ids(&e->memo, entry, out);
+      out += word_ids(&e->memo, entry, e->memo.wide, out);
     else
       out = encode_chunk(e, word, next, key, hash, out);
   }
@@ -317,7 +316,7 @@ EXPORT i64 word_piece_encode(Encoder *e, const u8 *data, const i64 *offsets, con
   for (; *first < parts; ++*first) {
     const u8 *at = data + offsets[*first], *end = data + offsets[*first + 1];
     i64 words = 0, chunks = 0;
-    if (*used + WORD_SLACK > room) return GROW;
+    if (*used + ID_SLACK > room) return GROW;
     if (given[*first] >= 0) {
       out[(*used)++] = given[*first];
       lengths[*first] = 1;
@@ -328,11 +327,10 @@ EXPORT i64 word_piece_encode(Encoder *e, const u8 *data, const i64 *offsets, con
     if (why != DONE) return why;
     i32 *after = out + *used;
     if (words) {
-      if (*used + e->ends[words - 1] + WORD_SLACK > room) return GROW;
+      if (*used + e->ends[words - 1] + ID_SLACK > room) return GROW;
       memset(e->text + e->ends[words - 1], 0, READ_AHEAD);
-      for (i64 chunk = 0; chunk < chunks && after; chunk += AHEAD)
+      for (i64 chunk = 0; chunk < chunks; chunk += AHEAD)
         after = encode_chunks(e, chunk, chunk + AHEAD < chunks ? chunk + AHEAD : chunks, after);
-      if (!after) return NO_MEMORY;
     }
     lengths[*first] = after - out - *used;
     *used = after - out;

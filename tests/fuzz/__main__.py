@@ -1,7 +1,8 @@
-"""Draws builds and runs that combine features, and checks each against an oracle of its own.
+"""Draws builds, runs and tokenizers, and checks each against an oracle of its own.
 
     python -m tests.fuzz builds --count=300 --seed=7
     python -m tests.fuzz runs --count=60 --seed=7
+    python -m tests.fuzz tokenizers --count=200 --texts=100000 --seed=7
     python -m tests.fuzz builds --seed=7 --only=17      # one of them again
 
 builds: a corpus of a drawn format is built with a drawn vocabulary, packing, limits and filters.
@@ -13,6 +14,9 @@ runs: a model, objective, mixture, optimizer and what saves and evaluates are dr
 to 12 updates. The windows of its batches must be the cache's, each once an epoch. The same run is
 ended at drawn moments and resumed: states and metrics must be equal, bit for bit. `compare`,
 `explain` and `evaluate` must agree.
+
+tokenizers: byte-level BPE, BPE, unigram and WordPiece with drawn rules and pieces. The ids of random
+texts must be those of `tokenizers` or SentencePiece.
 
 Commands run in forks of one process that has imported everything. Prints what was tried, the seed,
 and for each difference the command that draws it again; its folder is kept. Exits with 1 if there
@@ -34,7 +38,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError, run
 from tests.fuzz import forks
 
-_COUNTS = {"builds": 300, "runs": 60}
+_COUNTS = {"builds": 300, "runs": 60, "tokenizers": 200}
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -49,15 +53,17 @@ def command_line() -> argparse.ArgumentParser:
         add("--jobs", type=int, default=2, help="number at the same time")
         add("--output", help="a new folder, kept afterwards; temporary, but for differences")
         add("--verbose", action="store_true", help="print what each of them tried")
+        if name == "tokenizers":
+            add("--texts", type=int, default=100_000, help="random texts for each of them")
     return parser
 
 
 def _module(what: str) -> ModuleType:
     """Imports what a command needs, JAX with the settings of the tests."""
     import tests.conftest  # noqa: F401 - sets JAX's environment
-    from tests.fuzz import builds, runs
+    from tests.fuzz import builds, runs, tokenizers
 
-    return {"builds": builds, "runs": runs}[what]
+    return {"builds": builds, "runs": runs, "tokenizers": tokenizers}[what]
 
 
 def main(argv: list[str]) -> int:
@@ -72,6 +78,8 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{folder} is not empty: choose a new folder for --output")
     folder.mkdir(parents=True, exist_ok=True)
     begin, module = time.monotonic(), _module(flags.what)
+    if flags.what == "tokenizers":
+        module.TEXTS = flags.texts
     print(f"python -m tests.fuzz {flags.what} --count={flags.count} --seed={seed}", flush=True)
 
     def trial(number: int) -> str:

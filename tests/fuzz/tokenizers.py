@@ -1,0 +1,209 @@
+"""Random tokenizers of each kind, whose ids of random texts must be those of their libraries.
+
+Texts are made of words, odd and hostile strings and characters of every block of Unicode, of
+repetitions up to a megabyte, and of what spells special tokens and sentinels. Lone surrogates are
+no characters of UTF-8, so Arrow's texts cannot hold them.
+"""
+
+import io
+import json
+import pathlib
+import random
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import sentencepiece
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from pipeline.tokenizer import byte_level, tokenize
+from tasks import vocabulary
+from tasks.reading import stdlib_docs
+from tests.fuzz.forks import Difference
+
+TEXTS = 100_000  # for each tokenizer
+_BATCH = 1000
+_KINDS = ("byte-level BPE", "BPE", "unigram", "WordPiece")
+_TOKENS = ("<|endoftext|>", "<unk>", "<s>", "</s>", "[CLS]", "<extra>", "<0x41>", "▁the", "  ")
+_ODD = (
+    *_TOKENS, "<extra_id_0>", "<|endoftext|", "<extra_id_", "'s", "'LL", "'ſ", "don't", "\0", "\0\0", "\x01", "\x7f",
+    " ", "   ", "\t", "\n", "\r\n", "\n\n  ", "\u00a0", "\u2028", "\u3000", "\x85", "\u200b", "\ufeff",
+    "e\u0301", "a" + "\u0301\u0323" * 3, "x" * 16, "ab" * 20, "-" * 70, "12345", "Ⅷ²", "１２", "ﬁ", "ﷺ",
+    "中文字", "日本語の", "ก็นี้", "한각", "\u1100\u1161\u11a8", "👩\u200d👩\u200d👧", "🇷🇴", "\ufffd",
+    "“quoted”", "…", "naïve", "Straße", "İ", "ș", "Ţ", "\u202bעברית\u202c", "\U0010ffff", "#include",
+)  # fmt: skip
+# Too long for every batch: one for each tokenizer.
+_LONG = (
+    lambda draw: draw.choice("a é中\n\0▁") * (1_000_000 // draw.choice((1, 8))),
+    lambda draw: "o" + "".join(draw.choices("\u0300\u0323\u0345\u302a\u0f39", k=200)) + "o",
+    lambda draw: " ".join(draw.choices(_ODD, k=20_000)),
+)
+
+
+def warm(folder: pathlib.Path, count: int) -> None:
+    """Nothing is shared."""
+
+
+class Trial:
+    """A tokenizer and its texts."""
+
+    def __init__(self, seed: int, number: int, folder: pathlib.Path):
+        self.draw = random.Random(f"{seed} {number}")
+        self.kind = _KINDS[number % len(_KINDS)]
+
+    def run(self) -> str:
+        """Returns what the tokenizer is; raises a Difference."""
+        model, made = self._model()
+        loaded = vocabulary.from_bytes(model)
+        fast = tokenize.fast(loaded)
+        texts = (self._text() for _ in range(TEXTS))
+        hostile = [make(self.draw) for make in _LONG]
+        for batch in ([text] for text in hostile):
+            self._compare(loaded, fast, batch, made)
+        while batch := [text for text, _ in zip(texts, range(_BATCH), strict=False)]:
+            self._compare(loaded, fast, batch, made)
+        return f"{made}, {TEXTS:,} texts, {fast.refused:,} left to the library"
+
+    def clean(self) -> None:
+        """Nothing is kept."""
+
+    def _compare(self, loaded: Any, fast: tokenize.Fast, texts: list[str], made: str) -> None:
+        tokens, lengths = fast.encode(pa.array(texts))
+        ends = np.cumsum(lengths)
+        for text, end, length, ids in zip(texts, ends, lengths, loaded.encode(texts), strict=True):
+            found = tokens[end - length : end]
+            if not np.array_equal(found, ids):
+                raise Difference(f"{made}: {text[:200]!r} has {found[:20]}, not {ids[:20]}")
+
+    def _text(self) -> str:
+        draw, parts = self.draw, []
+        for _ in range(draw.randrange(12)):
+            part = draw.random()
+            if part < 0.4:
+                parts.append(draw.choice(_ODD))
+            elif part < 0.6:
+                parts.append(draw.choice(_words()))
+            elif part < 0.8:
+                parts.append(draw.choice((" ", " ", "'", "", "\n")) + draw.choice(_words()).lower())
+            elif part < 0.9:
+                parts.append(draw.choice(_characters()) * draw.choice((1, 1, 2, 9)))
+            else:
+                parts.append("".join(draw.choices("abcde fgh\n'1", k=draw.randrange(1, 40))))
+        return "".join(parts)
+
+    def _sample(self) -> list[str]:
+        lines = self.draw.choices(_lines(), k=self.draw.choice((300, 1500)))
+        return lines + [text for text in (self._text() for _ in range(500)) if "\0" not in text]
+
+    def _model(self) -> tuple[bytes, str]:
+        if self.kind in ("BPE", "unigram"):
+            return self._sentencepiece()
+        return self._tokenizer_json()
+
+    def _sentencepiece(self) -> tuple[bytes, str]:
+        draw, options = self.draw, {}
+        choices: dict[str, tuple[Any, ...]] = {
+            "byte_fallback": (True, False),
+            "character_coverage": (1.0, 0.999, 0.98),
+            "normalization_rule_name": ("nmt_nfkc", "identity", "nfkc", "nmt_nfkc_cf"),
+            "add_dummy_prefix": (True, True, False),
+            "remove_extra_whitespaces": (True, True, False),
+            "split_by_whitespace": (True, True, False),
+            "allow_whitespace_only_pieces": (True, False),
+            "split_digits": (True, False),
+            "treat_whitespace_as_suffix": (False, False, True),
+            "user_defined_symbols": ([], ["<extra>"], ["==", "ab", "e\u0301", "中文"]),
+            "vocab_size": (1000, 2000, 4000),
+        }
+        options = {name: draw.choice(values) for name, values in choices.items()}
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(self._sample()), model_writer=model, hard_vocab_limit=False,
+            model_type=self.kind.lower(), pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+            num_threads=1, **options,
+        )  # fmt: skip
+        return model.getvalue(), f"{self.kind} {options}"
+
+    def _tokenizer_json(self) -> tuple[bytes, str]:
+        draw, is_bytes = self.draw, self.kind == "byte-level BPE"
+        whole, prefix = draw.random() < 0.3, draw.random() < 0.3
+        pattern = draw.choice([byte_level.GPT2, *byte_level.PATTERNS])
+        normaliser = draw.choice((None, None, normalizers.NFC(), normalizers.NFKC()))
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        size = draw.choice((400, 1500, 5000))
+        if is_bytes:
+            made = Tokenizer(models.BPE(ignore_merges=whole))
+            split = pre_tokenizers.Split(Regex(pattern), "isolated")
+            level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            made.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+            if prefix:
+                made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+            made.decoder = decoders.ByteLevel()
+            trainer = trainers.BpeTrainer(
+                vocab_size=size, initial_alphabet=alphabet, show_progress=False
+            )
+        else:
+            made = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=30))
+            normaliser = normalizers.BertNormalizer(
+                **{name: draw.random() < 0.5 for name in ("clean_text", "lowercase")}
+            )
+            made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            made.decoder = decoders.WordPiece()
+            trainer = trainers.WordPieceTrainer(
+                vocab_size=size, special_tokens=["[UNK]"], show_progress=False
+            )
+        if normaliser:
+            made.normalizer = normaliser
+        made.train_from_iterator(self._sample(), trainer)
+        normalised = is_bytes and draw.random() < 0.5
+        tokens = draw.sample(_TOKENS, draw.randrange(5))
+        made.add_tokens([AddedToken(each, normalized=normalised) for each in tokens])
+        value = json.loads(made.to_str())
+        first = draw.choice((0, 0, 1 << 16, 1 << 20)) if is_bytes and not tokens else 0
+        vocab = {piece: first + number for piece, number in value["model"]["vocab"].items()}
+        if whole and is_bytes and not tokens:
+            vocab |= {f"Ġ{word}": first + len(vocab) + n for n, word in enumerate(("zzz", "qqqq"))}
+        value["model"]["vocab"] = vocab
+        rules = (pattern if is_bytes and not prefix else "", prefix, whole, normaliser, tokens, first)
+        return json.dumps(value).encode(), f"{self.kind} {rules}"
+
+
+def _cached(make: Callable[[], Iterator[str]]) -> Callable[[], list[str]]:
+    found: list[str] = []
+
+    def once() -> list[str]:
+        if not found:
+            found.extend(make())
+        return found
+
+    return once
+
+
+@_cached
+def _lines() -> Iterator[str]:
+    for text in list(stdlib_docs.documents().values())[::10]:
+        yield from (line for line in text.splitlines() if line.strip())
+
+
+@_cached
+def _words() -> Iterator[str]:
+    yield from sorted({word for line in _lines() for word in line.split()})[:20_000]
+
+
+@_cached
+def _characters() -> Iterator[str]:
+    """Yields assigned characters, several of each block, and some that are not assigned."""
+    for point in [*range(1, 0x3100), *range(0x3100, 0xD800, 41), *range(0xE000, 0x110000, 61)]:
+        if point % 16 == 0 or unicodedata.category(chr(point)) != "Cn":
+            yield chr(point)
