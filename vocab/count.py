@@ -8,7 +8,6 @@ not depend on the workers, the runner or the order of the pieces.
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -23,10 +22,12 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from vocab.word_splitter import Splitter, passages
+from vocab.word_splitter import Splitter
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from pipeline.tokenizer.word_counts import WordCounter
 
 PREFIX = "counts-"
 # Names of our files. Other files in a folder may have the same prefix.
@@ -120,52 +121,54 @@ def _count_piece(
             file, schema, compression="zstd", use_dictionary=False, write_page_checksum=True
         ) as writer,
     ):
-        batch: list[str] = []
-        size = inside = 0
-        for passage, passage_bytes in _passages(job.corpus, piece, problems, sums):
-            batch.append(passage)
-            size += passage_bytes
-            if size >= job.batch_bytes:
-                _write(writer, job.splitter.count(batch))
-                inside += size
-                on_read(min(inside, piece.bytes))
-                batch, size = [], 0
-        _write(writer, job.splitter.count(batch))
+        counter = job.splitter.counter()
+        for texts in _texts(job.corpus, piece, problems, sums):
+            for _ in counter.add(texts, job.batch_bytes):
+                _write(writer, counter, sums)
+                on_read(min(sums["bytes"], piece.bytes))
+        _write(writer, counter, sums)
         statistics = {**sums, "left_out": problems}
         writer.add_key_value_metadata({_STATISTICS: json.dumps(statistics)})
     return sums
 
 
-def _passages(
+def _texts(
     corpus: sources.Corpus, piece: sources.Piece, problems: Counter[str], sums: Counter[str]
-) -> Iterator[tuple[str, int]]:
+) -> Iterator["pa.Array"]:
+    """Yields the training split's usable texts, those of a document one after another."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = corpus.spec.unit.columns
     for split, batch in sources.read(corpus, piece):
         if split != sources.TRAIN:
             continue
-        names = ("problem", *corpus.spec.unit.columns)
-        columns = (batch.column(name).to_pylist() for name in names)
-        for problem, *texts in zip(*columns, strict=True):
-            if problem:
-                problems[problem] += 1
-                continue
-            sums["documents"] += 1
-            for passage in itertools.chain.from_iterable(map(passages, texts)):
-                size = len(passage.encode())
-                sums["bytes"] += size
-                yield passage, size
+        problem = pc.fill_null(batch.column("problem"), "")
+        if unusable := Counter(filter(None, problem.to_pylist())):
+            problems.update(unusable)
+            batch = batch.filter(pc.equal(problem, ""))
+        sums += Counter(documents=batch.num_rows)  # without a name if there are none
+        texts = [batch.column(name).cast(pa.large_string()) for name in columns]
+        if len(texts) > 1:
+            order = np.arange(len(texts) * batch.num_rows).reshape(len(texts), -1).T.ravel()
+            texts = [pa.concat_arrays(texts).take(pa.array(order))]
+        yield texts[0]
 
 
-def _write(writer: Any, counts: Counter[str]) -> None:
-    """Writes the words as `_PARTS` row groups, divided by hash."""
+def _write(writer: Any, counter: "WordCounter", sums: Counter[str]) -> None:
+    """Writes the counter's words as `_PARTS` row groups, divided by hash."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    words = np.array(sorted(counts), object)
-    hashes = np.fromiter(map(_hash, words), np.uint64, len(words))
-    numbers = np.fromiter(map(counts.__getitem__, words), np.int64, len(words))
-    part = hashes % np.uint64(_PARTS)
-    for index in range(_PARTS):
-        chosen = part == index
-        columns = [hashes[chosen], pa.array(words[chosen], pa.large_string()), numbers[chosen]]
+    words, numbers, size = counter.take()
+    sums += Counter(bytes=size)
+    hashes = np.fromiter(map(_hash, words.to_pylist()), np.uint64, len(words))
+    order = pc.array_sort_indices(words).to_numpy()
+    order = order[np.argsort(hashes[order] % np.uint64(_PARTS), kind="stable")]
+    ends = np.cumsum(np.bincount(hashes % np.uint64(_PARTS), minlength=_PARTS)).tolist()
+    for start, end in zip([0, *ends], ends):
+        chosen = order[start:end]
+        columns = [hashes[chosen], words.take(pa.array(chosen)), numbers[chosen]]
         table = pa.table(dict(zip(writer.schema.names, columns, strict=True)))
         writer.write_table(table, row_group_size=max(1, table.num_rows))
 

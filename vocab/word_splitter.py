@@ -9,12 +9,14 @@ Source: SplitIntoWords, TrainerInterface::IsValidSentencePiece, unicode_script.c
 """
 
 import dataclasses
-import functools
 import io
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tasks.terminal.command_line import UserError
+
+if TYPE_CHECKING:
+    from pipeline.tokenizer.word_counts import WordCounter
 
 SPACE = "▁"
 KEPT_SYMBOLS = ("\n", "\t")
@@ -24,7 +26,7 @@ NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity")
 # would cross the cut is missed per 256 characters.
 LONGEST_WORD = 256
 
-# Documents are normalised one passage at a time: SentencePiece uses 24 bytes of memory per byte.
+# Documents are normalised one passage at a time. Counts depend on where it ends, so it stays.
 PASSAGE_CHARACTERS = 4096
 
 # Letters of these scripts are never `Common`; ASCII signs and digits always are.
@@ -40,10 +42,8 @@ _LETTERS = (
     "가-힣"  # Hangul
 )
 _SIGNS = "!-@[-`{-~"
-_CUT = re.compile(f"(?<=[{_LETTERS}])(?=[{_SIGNS}])|(?<=[{_SIGNS}])(?=[{_LETTERS}])")
 # No piece contains these: SentencePiece reserves NUL, tab and ▅, and line ends end its sentences.
 _NEVER = "\0\t\n\r▅"
-_RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,34 +58,18 @@ class Splitter:
     symbols: tuple[str, ...]
     space_runs: bool
 
-    def count(self, texts: Iterable[str]) -> Counter[str]:
-        normalize = _processor(self.model).normalize
-        # The longest symbol comes first, as in SentencePiece's matcher.
-        marks = sorted([*self.symbols, *_NEVER], key=len, reverse=True)
-        split = re.compile("|".join(map(re.escape, marks))).split
-        raw: Counter[str] = Counter()
-        for text in texts:
-            for part in split(normalize(text)):
-                if self.space_runs:
-                    raw.update(_RUNS.findall(part))
-                else:
-                    first, *others = part.split(SPACE)
-                    raw.update([SPACE + word for word in others])
-                    if first:
-                        raw[first] += 1
-        counts: Counter[str] = Counter()
-        for word, count in raw.items():
-            for part in _CUT.split(word):
-                for start in range(0, len(part), LONGEST_WORD):
-                    counts[part[start : start + LONGEST_WORD]] += count
-        return counts
+    def counter(self) -> "WordCounter":
+        from pipeline.tokenizer.fast_tokenizer import Unsupported
+        from pipeline.tokenizer.word_counts import WordCounter
 
-
-@functools.lru_cache(maxsize=1)
-def _processor(model: bytes) -> Any:
-    import sentencepiece
-
-    return sentencepiece.SentencePieceProcessor(model_proto=model)
+        never = (*self.symbols, *_NEVER)
+        cuts = self.space_runs, _LETTERS, _SIGNS, LONGEST_WORD, PASSAGE_CHARACTERS
+        try:
+            return WordCounter(self.model, never, *cuts)
+        except Unsupported as error:
+            raise UserError(
+                f"--extend: words of this vocabulary cannot be counted: {error}"
+            ) from None
 
 
 def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> bytes:
@@ -114,15 +98,3 @@ def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> byte
     for symbol in symbols:
         proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
     return proto.SerializeToString(deterministic=True)
-
-
-def passages(text: str) -> Iterator[str]:
-    """Yields a document in passages, cut at line ends, failing that at sentence ends or spaces."""
-    start = 0
-    while start < len(text):
-        end = start + PASSAGE_CHARACTERS
-        if end < len(text):
-            cuts = (text.rfind(mark, start, end) + len(mark) for mark in ("\n", ". ", " "))
-            end = next((cut for cut in cuts if cut > start + PASSAGE_CHARACTERS // 2), end)
-        yield text[start:end]
-        start = end

@@ -25,6 +25,19 @@ typedef struct {
   i64 prefix, suffix;       // whether to add a space at the start or at the end
 } Normaliser;
 
+// The normalised text of one document after another.
+typedef struct {
+  const Normaliser *normaliser;
+  AsciiSet kept, spaces;  // ASCII that is copied, or becomes a space if it is not one; spaces
+  u8 *bytes;              // the caller frees them
+  i64 room;
+} NormalText;
+
+void normal_text_begin(NormalText *t, const Normaliser *by);
+// Normalises at[0:end - at] into t->bytes, followed by a block of zeros; returns its length, -1 if
+// memory is short. Bytes before `readable` can be read.
+i64 normalise(NormalText *t, const u8 *at, const u8 *end, const u8 *readable);
+
 // Returns the bytes of the longest rule at `at`, 0 if none, and its right side's index in `place`;
 // in `reached` how many bytes begin some rule.
 // Source: darts.h of Darts-clone, DoubleArrayUnit and commonPrefixSearch.

@@ -66,9 +66,7 @@ typedef struct {
   Model model;
   Memo memo;
   double unit;  // of costs in entries
-  AsciiSet kept, spaces;
-  u8 *text;  // normalised document
-  i64 text_room;
+  NormalText text;  // of a document
   i32 *ends, *cuts;  // of strings and of segments
   i64 ends_room;
   Narrow *nodes;
@@ -82,7 +80,7 @@ typedef struct {
 EXPORT void sentencepiece_free(Encoder *e) {
   if (!e) return;
   memo_free(&e->memo);
-  free(e->text);
+  free(e->text.bytes);
   free(e->ends);
   free(e->cuts);
   free(e->nodes);
@@ -99,181 +97,8 @@ EXPORT Encoder *sentencepiece_new(const Model *model) {
     return NULL;
   }
   e->unit = (MEMO_BYTES + 1) * model->cost / ((1 << COST_BITS) - 2);
-  for (int byte = 0; byte < 128; byte++) {
-    i16 mapped = model->normaliser.ascii[byte];
-    if (model->normaliser.begins_symbol[byte]) continue;
-    if (mapped == ' ') add_to_set(&e->spaces, (u8)byte);
-    if (mapped == ' ' || mapped == byte) add_to_set(&e->kept, (u8)byte);
-  }
+  normal_text_begin(&e->text, &e->model.normaliser);
   return e;
-}
-
-// ---- Normalisation. Source: SentencePiece normalizer.cc, Normalize and NormalizePrefix.
-
-static bool reserve_text(Encoder *e, i64 size) {
-  if (LIKELY(size <= e->text_room)) return true;
-  i64 room = size + size / 2;
-  u8 *text = realloc(e->text, (size_t)room);
-  if (!text) return false;
-  e->text = text;
-  e->text_room = room;
-  return true;
-}
-
-INLINE bool joins(const Normaliser *z, const u8 *at) {
-  i64 width = character_bytes(*at);
-  return width == 4 || z->points[code_point(at, width)] & JOINS;
-}
-
-// Where a document's normalisation stands.
-typedef struct {
-  const u8 *at, *end;
-  u8 *out;
-  bool begun;        // a leading space is added only once other text follows the leading spaces
-  bool after_space;  // and spaces that follow are removed
-} State;
-
-INLINE void begin_text(const Normaliser *z, State *s) {
-  if (s->begun) return;
-  s->begun = true;
-  if (z->prefix) *s->out++ = ' ';
-}
-
-// Copies characters that no rule changes, blocks at a time, up to the first other one.
-INLINE void copy_blocks(const Encoder *e, State *s, const u8 *readable) {
-  const Normaliser *z = &e->model.normaliser;
-  const Block space = block_of(' ');
-  u8 last[BLOCK];
-  for (;;) {
-    i64 left = s->end - s->at;
-    const u8 *from = s->at;
-    if (UNLIKELY(readable - from < BLOCK)) {
-      memset(last, 0, BLOCK);
-      memcpy(last, from, (size_t)left);
-      from = last;
-    }
-    Block block = block_load(from), is_space = block_in(block, &e->spaces);
-    u32 spaces = block_mask(is_space), bad = ~block_mask(block_in(block, &e->kept));
-    if (z->remove_extra) bad |= spaces & (spaces << 1 | s->after_space);
-    bad &= BLOCK_ALL;
-    i64 run = bad ? __builtin_ctz(bad) : BLOCK;
-    if (run > left) run = left;
-    // An ASCII character that may combine with the next one.
-    if (run && run < left && s->at[run] >= 0x80 && joins(z, s->at + run)) run--;
-    block_store(s->out, block_select(is_space, space, block));
-    s->out += run;
-    s->at += run;
-    if (run) s->after_space = z->remove_extra && spaces >> (run - 1) & 1;
-    if (s->at == s->end) return;
-    if (run == BLOCK) continue;
-    if (!(spaces >> run & 1)) return;
-    // Skip repeated spaces, but for one that may combine with the next character.
-    i64 skip = __builtin_ctzll(~((u64)spaces >> run));
-    if (skip > left - run) skip = left - run;
-    if (skip < left - run && s->at[skip] >= 0x80 && joins(z, s->at + skip)) skip--;
-    if (!skip) return;
-    s->at += skip;
-    if (s->at == s->end) return;
-  }
-}
-
-// Copies characters that begin no rule, from a non-ASCII one on.
-INLINE void copy_characters(const Normaliser *z, State *s) {
-  while (s->end - s->at >= 4 && *s->at >= 0x80) {
-    i64 width = character_bytes(*s->at);
-    if (width == 4 || z->points[code_point(s->at, width)] & BEGINS) return;
-    if (z->begins_symbol[*s->at]) return;
-    memcpy(s->out, s->at, 4);
-    s->out += width;
-    s->at += width;
-    s->after_space = false;
-  }
-}
-
-// Writes the replacement of the character or symbol at `s->at`.
-static void replace(const Normaliser *z, State *s) {
-  const u8 *from = s->at, *to;
-  i64 length = 0, reached;
-  i32 value;
-  u32 place = 0;
-  if (z->begins_symbol[*s->at]) length = trie_longest(z->symbols, s->at, s->end, &value);
-  to = from + length;
-  if (!length) {
-    length = longest_rule(z, s->at, s->end, &place, &reached);
-    if (length) {
-      from = z->right_sides + place;
-      to = from + strlen((const char *)from);
-    } else {
-      length = character_bytes(*s->at);
-      if (length > s->end - s->at) length = s->end - s->at;
-      to = from + length;
-    }
-  }
-  s->at += length;
-  if (!s->begun) {
-    if (z->remove_extra && to - from == 1 && *from == ' ') return;
-    begin_text(z, s);
-  }
-  while (s->after_space && from < to && *from == ' ') from++;
-  if (from == to) return;
-  s->after_space = z->remove_extra && to[-1] == ' ';
-  while (from < to) {
-    if (to - from > 2 && from[0] == 0xE2 && from[1] == 0x96 && from[2] == 0x81) {
-      *s->out++ = ' ';
-      from += 3;
-    } else {
-      *s->out++ = *from++;
-    }
-  }
-}
-
-// Normalises an ASCII character whose replacement depends on nothing else; returns false for others.
-INLINE bool replace_ascii(const Normaliser *z, State *s) {
-  u8 byte = *s->at;
-  if (byte >= 0x80 || z->begins_symbol[byte]) return false;
-  if (s->at + 1 < s->end && s->at[1] >= 0x80 && joins(z, s->at + 1)) return false;
-  i16 mapped = z->ascii[byte];
-  if (mapped == REMOVED && s->begun) {
-    s->at++;
-    return true;
-  }
-  if (mapped < 0) return false;
-  s->at++;
-  if (!s->begun && z->remove_extra && mapped == ' ') return true;
-  begin_text(z, s);
-  if (mapped != ' ' || !s->after_space) *s->out++ = (u8)mapped;
-  s->after_space = mapped == ' ' && z->remove_extra;
-  return true;
-}
-
-// Normalises data[at:end] into e->text; returns its length, -1 if memory is short. Bytes before
-// `readable` can be read.
-static i64 normalise(Encoder *e, const u8 *at, const u8 *end, const u8 *readable) {
-  const Normaliser *z = &e->model.normaliser;
-  State s = {at, end, e->text, false, z->remove_extra};
-  // Room for what one turn writes; blocks write as much as they read.
-  const i64 most = z->longest + 2 * BLOCK + 64;
-  while (s.at < s.end) {
-    i64 size = s.out - e->text;
-    if (!reserve_text(e, size + (s.end - s.at) + most)) return -1;
-    s.out = e->text + size;
-    if (s.begun) {
-      copy_blocks(e, &s, readable);
-      if (s.at == s.end) break;
-      if (*s.at >= 0x80) {
-        copy_characters(z, &s);
-        if (s.at == s.end || *s.at < 0x80) continue;
-      }
-    }
-    if (!replace_ascii(z, &s)) replace(z, &s);
-  }
-  i64 size = s.out - e->text;
-  if (!s.begun) return 0;
-  if (z->remove_extra)
-    while (size && e->text[size - 1] == ' ') size--;
-  if (z->suffix) e->text[size++] = ' ';
-  memset(e->text + size, 0, BLOCK + 16);
-  return size;
 }
 
 // ---- Paths. In all of them nodes[p] is about the first p bytes of a segment.
@@ -689,7 +514,7 @@ EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, 
   const Model *m = &e->model;
   const u8 *readable = data + offsets[documents];
   for (; *first < documents; ++*first) {
-    i64 size = normalise(e, data + offsets[*first], data + offsets[*first + 1], readable);
+    i64 size = normalise(&e->text, data + offsets[*first], data + offsets[*first + 1], readable);
     if (size < 0 || !reserve_ends(e, size + BLOCK)) return NO_MEMORY;
     i64 most = *used + (m->has_bytes ? 3 : 1) * size + ID_SLACK;
     if (most > room) {
@@ -701,9 +526,9 @@ EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, 
     e->bound = 0;
     i64 end = *used;
     if (size) {
-      i64 count = m->spaces_apart ? cut_spaces(e->text, size, e->ends)
-                                  : cut_pairs(&m->pairs, e->text, 0, size, e->ends);
-      end = encode_parts(e, e->text, e->ends, count, !m->spaces_apart, out, *used, *used);
+      i64 count = m->spaces_apart ? cut_spaces(e->text.bytes, size, e->ends)
+                                  : cut_pairs(&m->pairs, e->text.bytes, 0, size, e->ends);
+      end = encode_parts(e, e->text.bytes, e->ends, count, !m->spaces_apart, out, *used, *used);
     }
     if (end < 0) return end == -1 ? NO_MEMORY : GIVE_UP;
     lengths[*first] = end - *used;

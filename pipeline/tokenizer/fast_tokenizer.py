@@ -70,7 +70,9 @@ class Tables(NamedTuple):
     spaces_apart: bool
 
 
-class _Normaliser(ctypes.Structure):
+class Normaliser(ctypes.Structure):
+    """A model's normalisation, as in pipeline/native/normalise.h."""
+
     _fields_ = [
         *(("rules", ctypes.c_void_p), ("rules_size", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("right_sides", "ascii", "points", "symbols")),
@@ -81,7 +83,7 @@ class _Normaliser(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *(("normaliser", _Normaliser), ("kind", ctypes.c_int64), ("law", ctypes.c_int64)),
+        *(("normaliser", Normaliser), ("kind", ctypes.c_int64), ("law", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("trie", "frozen", "scores", "narrow")),
         *(("unknown_id", ctypes.c_int64), ("byte_ids", ctypes.c_void_p)),
         *(("has_bytes", ctypes.c_int64), ("cost", ctypes.c_double)),
@@ -107,7 +109,7 @@ class FastTokenizer:
             "entries": scale * _MEMO_ENTRIES,
             "pool_words": scale * _MEMO_WORDS,
         }
-        model = filled(_Model, {**values, "normaliser": filled(_Normaliser, values)})
+        model = filled(_Model, {**values, "normaliser": filled(Normaliser, values)})
         code = library()
         code.sentencepiece_new.restype = ctypes.c_void_p
         self._encoder = ctypes.c_void_p(code.sentencepiece_new(ctypes.byref(model)))
@@ -183,7 +185,7 @@ def from_model(model: bytes, processor: Any, law: str = OLD_LAW) -> FastTokenize
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-        return {**_normaliser(proto), **_pieces(proto, law)}
+        return {**normaliser(proto), **_pieces(proto, law)}
 
     modules = (*map(str, build.sources()), trie.__file__, __file__)
     key = law.encode() + model
@@ -192,7 +194,8 @@ def from_model(model: bytes, processor: Any, law: str = OLD_LAW) -> FastTokenize
     )
 
 
-def _normaliser(proto: Any) -> dict[str, Any]:
+def normaliser(proto: Any) -> dict[str, Any]:
+    """Returns the fields of `Normaliser` for a ModelProto, but `rules_size`; raises Unsupported."""
     spec = proto.normalizer_spec
     if not spec.escape_whitespaces:
         raise Unsupported("its spaces are not escaped")
@@ -219,9 +222,9 @@ def _normaliser(proto: Any) -> dict[str, Any]:
         "prefix": spec.add_dummy_prefix and not suffixed,
         "suffix": spec.add_dummy_prefix and suffixed,
     }
-    normaliser = filled(_Normaliser, {**found, "rules_size": len(rules)})
+    given = filled(Normaliser, {**found, "rules_size": len(rules)})
     library().normaliser_tables(
-        ctypes.byref(normaliser), pointer(found["ascii"]), pointer(found["points"])
+        ctypes.byref(given), pointer(found["ascii"]), pointer(found["points"])
     )
     return found
 

@@ -175,7 +175,14 @@ class Trial:
         if whole and is_bytes and not tokens:
             vocab |= {f"Ġ{word}": first + len(vocab) + n for n, word in enumerate(("zzz", "qqqq"))}
         value["model"]["vocab"] = vocab
-        rules = (pattern if is_bytes and not prefix else "", prefix, whole, normaliser, tokens, first)
+        rules = (
+            pattern if is_bytes and not prefix else "",
+            prefix,
+            whole,
+            normaliser,
+            tokens,
+            first,
+        )
         return json.dumps(value).encode(), f"{self.kind} {rules}"
 
 

@@ -1,44 +1,139 @@
 """The words counted are the words that SentencePiece's trainers would see."""
 
 import io
+import re
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import sentencepiece
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
-from vocab import learn, word_splitter
+from tasks.terminal.command_line import UserError
+from vocab import extend, learn, word_splitter
 from vocab.count import Counts
+from vocab.word_splitter import SPACE
 
 
 def splitter(*symbols, name="nmt_nfkc", keep=False):
     return word_splitter.Splitter(word_splitter.normaliser(name, keep, symbols), symbols, keep)
 
 
+def counted(splitter, texts, limit=1 << 40):
+    """Returns the words' counts, and the bytes of text of every batch of `limit` bytes."""
+    counter, found, sizes = splitter.counter(), Counter(), []
+
+    def take():
+        words, counts, size = counter.take()
+        sizes.append(size)
+        assert len(set(words.to_pylist())) == len(words)
+        found.update(dict(zip(words.to_pylist(), counts.tolist(), strict=True)))
+
+    for _ in counter.add(pa.array(texts, pa.large_string()), limit):
+        take()
+    take()
+    return found, sizes
+
+
+def passages(text):
+    """Yields a document in passages, cut at line ends, failing that at sentence ends or spaces."""
+    start, most = 0, word_splitter.PASSAGE_CHARACTERS
+    while start < len(text):
+        end = start + most
+        if end < len(text):
+            cuts = (text.rfind(mark, start, end) + len(mark) for mark in ("\n", ". ", " "))
+            end = next((cut for cut in cuts if cut > start + most // 2), end)
+        yield text[start:end]
+        start = end
+
+
+SIGNS, LETTERS = word_splitter._SIGNS, word_splitter._LETTERS
+CUT = re.compile(f"(?<=[{LETTERS}])(?=[{SIGNS}])|(?<=[{SIGNS}])(?=[{LETTERS}])")
+RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
+
+
+def words_of(splitter, texts):
+    """Yields the words of texts, found with regular expressions and SentencePiece."""
+    normalize = sentencepiece.SentencePieceProcessor(model_proto=splitter.model).normalize
+    marks = sorted([*splitter.symbols, *word_splitter._NEVER], key=len, reverse=True)
+    split = re.compile("|".join(map(re.escape, marks))).split
+    for passage in (each for text in texts for each in passages(text)):
+        for part in split(normalize(passage)):
+            words = [SPACE + word for word in part.split(SPACE)]
+            words[0] = words[0].removeprefix(SPACE)
+            for word in RUNS.findall(part) if splitter.space_runs else words:
+                for cut in CUT.split(word):
+                    for start in range(0, len(cut), word_splitter.LONGEST_WORD):
+                        yield cut[start : start + word_splitter.LONGEST_WORD]
+
+
+SYMBOLS = ("<s>", "<s><t>", "世", "\n", "\n\n", "ab")
+SPLITTERS = [
+    splitter(),
+    splitter("<s>", "<s><t>", "世", name="nmt_nfkc_cf"),
+    splitter(*SYMBOLS, name="nfkc_cf", keep=True),
+    splitter(*SYMBOLS, name="identity", keep=True),
+    splitter(name="identity"),
+]
+PARTS = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from([*SYMBOLS, *word_splitter._NEVER, *" .▁!aZé́ＡﬁＫ가ก々ʰ₂\u3000\x01\x7f", ". "]),
+    st.text(st.sampled_from("ab<世🙂"), min_size=200, max_size=400),
+)
+
+
+@given(st.lists(st.lists(PARTS, max_size=30).map("".join), max_size=4), st.integers(1, 50))
+@example([" ".join(f"word{i}" for i in range(40_000))], 1)  # the table grows
+@example([f"{'very' * 5}long{i}" * 3 for i in range(9000)], 99)  # as does the room for long words
+@pytest.mark.parametrize("splitter", SPLITTERS)
+def test_counts_equal_those_of_regular_expressions_and_sentencepiece(splitter, texts, times):
+    texts = [text * (times if len(text) < 200 else 1) for text in texts]
+    found, sizes = counted(splitter, texts)
+    assert found == Counter(words_of(splitter, texts))
+    assert sizes == [sum(len(text.encode()) for text in texts)]
+
+
+@given(st.text(st.sampled_from("ab.\n €é"), max_size=300).map(lambda text: text * 60))
+def test_passages_end_at_lines_sentences_or_spaces(text):
+    # Every passage fills a batch of one byte.
+    _, sizes = counted(SPLITTERS[4], [text], limit=1)
+    assert sizes == [*(len(each.encode()) for each in passages(text)), 0]
+
+
+def test_a_vocabulary_with_bare_spaces_is_refused():
+    proto = extend.proto_of(splitter().model)
+    proto.normalizer_spec.escape_whitespaces = False
+    bare = word_splitter.Splitter(proto.SerializeToString(), (), False)
+    with pytest.raises(UserError, match="--extend: .*: its spaces are not escaped"):
+        bare.counter()
+
+
 def test_words_are_normalised_and_cut_between_letters_and_signs():
-    counts = splitter().count(["The  ｆｕｌｌ word, a\tword. don't", "世界、你好。"])
+    counts, _ = counted(splitter(), ["The  ｆｕｌｌ word, a\tword. don't", "世界、你好。"])
     assert counts == {
         "▁The": 1, "▁full": 1, "▁word": 2, ",": 1, "▁a": 1, ".": 1, "▁don": 1, "'": 1, "t": 1,
         "▁世界、你好。": 1,
     }  # fmt: skip
-    assert splitter(name="nmt_nfkc_cf").count(["The THE the"]) == {"▁the": 3}
+    assert counted(splitter(name="nmt_nfkc_cf"), ["The THE the"])[0] == {"▁the": 3}
 
 
 def test_words_are_cut_at_symbols():
-    counts = splitter("<s>", "<s><t>").count(["a<s>b <s><t>c"])
+    counts, _ = counted(splitter("<s>", "<s><t>"), ["a<s>b <s><t>c"])
     assert counts == {"▁a": 1, "b": 1, "▁": 1, "c": 1}
 
 
 def test_runs_of_spaces_belong_to_the_word_after_them():
-    counts = splitter("\n", "\t", name="identity", keep=True).count(["if x:\n    y  \n"])
+    splits = splitter("\n", "\t", name="identity", keep=True)
+    counts, _ = counted(splits, ["if x:\n    y  \n"])
     assert counts == {"if": 1, "▁x": 1, ":": 1, "▁▁▁▁y": 1, "▁▁": 1}
 
 
 def test_long_words_are_cut():
-    counts = splitter().count(["ก" * 1000])
+    counts, _ = counted(splitter(), ["ก" * 1000])
     longest = word_splitter.LONGEST_WORD
     assert sorted(map(len, counts)) == [1001 - 3 * longest, longest, 256]
     assert sum(len(word) * count for word, count in counts.items()) == 1001
@@ -55,7 +150,7 @@ def raw_model(texts, **options):
 
 
 def counted_model(texts, **options):
-    counts = splitter().count(texts)
+    counts, _ = counted(splitter(), texts)
     order = sorted(counts, key=lambda word: (-counts[word], word))
     numbers = np.array([counts[word] for word in order], np.int64)
     plain = dict.fromkeys(("byte_fallback", "split_digits", "allow_whitespace_only_pieces"), False)
@@ -104,19 +199,3 @@ def test_a_unigram_model_from_words_is_as_good_as_one_from_text():
     raw_tokens, raw_likelihood = measures(theirs, held)
     assert tokens < 1.01 * raw_tokens
     assert likelihood > 1.01 * raw_likelihood
-
-
-@given(st.text(st.sampled_from("ab.\n €"), max_size=300).map(lambda text: text * 60))
-def test_passages_are_short_and_lose_nothing(text):
-    found = list(word_splitter.passages(text))
-    assert all(0 < len(passage) <= word_splitter.PASSAGE_CHARACTERS for passage in found)
-    assert "".join(found) == text
-
-
-def test_passages_end_at_line_or_sentence_ends():
-    lines = "a line of text.\n" * 1000
-    assert all(passage.endswith("text.\n") for passage in word_splitter.passages(lines))
-    sentences = "One more sentence. " * 1000
-    assert all(passage.endswith("sentence. ") for passage in word_splitter.passages(sentences))
-    words = (passage.split() for passage in word_splitter.passages("word " * 5000))
-    assert set().union(*words) == {"word"}

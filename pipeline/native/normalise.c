@@ -1,0 +1,179 @@
+// Normalises text (see normalise.h).
+// Source: SentencePiece normalizer.cc, Normalize and NormalizePrefix.
+#include "normalise.h"
+
+#include <stdlib.h>
+
+void normal_text_begin(NormalText *t, const Normaliser *by) {
+  *t = (NormalText){.normaliser = by};
+  for (int byte = 0; byte < 128; byte++) {
+    i16 mapped = by->ascii[byte];
+    if (by->begins_symbol[byte]) continue;
+    if (mapped == ' ') add_to_set(&t->spaces, (u8)byte);
+    if (mapped == ' ' || mapped == byte) add_to_set(&t->kept, (u8)byte);
+  }
+}
+
+static bool reserve_text(NormalText *t, i64 size) {
+  if (LIKELY(size <= t->room)) return true;
+  i64 room = size + size / 2;
+  u8 *text = realloc(t->bytes, (size_t)room);
+  if (!text) return false;
+  t->bytes = text;
+  t->room = room;
+  return true;
+}
+
+INLINE bool joins(const Normaliser *z, const u8 *at) {
+  i64 width = character_bytes(*at);
+  return width == 4 || z->points[code_point(at, width)] & JOINS;
+}
+
+// Where a document's normalisation stands.
+typedef struct {
+  const u8 *at, *end;
+  u8 *out;
+  bool begun;        // a leading space is added only once other text follows the leading spaces
+  bool after_space;  // and spaces that follow are removed
+} State;
+
+INLINE void begin_text(const Normaliser *z, State *s) {
+  if (s->begun) return;
+  s->begun = true;
+  if (z->prefix) *s->out++ = ' ';
+}
+
+// Copies characters that no rule changes, blocks at a time, up to the first other one.
+INLINE void copy_blocks(const NormalText *t, State *s, const u8 *readable) {
+  const Normaliser *z = t->normaliser;
+  const Block space = block_of(' ');
+  u8 last[BLOCK];
+  for (;;) {
+    i64 left = s->end - s->at;
+    const u8 *from = s->at;
+    if (UNLIKELY(readable - from < BLOCK)) {
+      memset(last, 0, BLOCK);
+      memcpy(last, from, (size_t)left);
+      from = last;
+    }
+    Block block = block_load(from), is_space = block_in(block, &t->spaces);
+    u32 spaces = block_mask(is_space), bad = ~block_mask(block_in(block, &t->kept));
+    if (z->remove_extra) bad |= spaces & (spaces << 1 | s->after_space);
+    bad &= BLOCK_ALL;
+    i64 run = bad ? __builtin_ctz(bad) : BLOCK;
+    if (run > left) run = left;
+    // An ASCII character that may combine with the next one.
+    if (run && run < left && s->at[run] >= 0x80 && joins(z, s->at + run)) run--;
+    block_store(s->out, block_select(is_space, space, block));
+    s->out += run;
+    s->at += run;
+    if (run) s->after_space = z->remove_extra && spaces >> (run - 1) & 1;
+    if (s->at == s->end) return;
+    if (run == BLOCK) continue;
+    if (!(spaces >> run & 1)) return;
+    // Skip repeated spaces, but for one that may combine with the next character.
+    i64 skip = __builtin_ctzll(~((u64)spaces >> run));
+    if (skip > left - run) skip = left - run;
+    if (skip < left - run && s->at[skip] >= 0x80 && joins(z, s->at + skip)) skip--;
+    if (!skip) return;
+    s->at += skip;
+    if (s->at == s->end) return;
+  }
+}
+
+// Copies characters that begin no rule, from a non-ASCII one on.
+INLINE void copy_characters(const Normaliser *z, State *s) {
+  while (s->end - s->at >= 4 && *s->at >= 0x80) {
+    i64 width = character_bytes(*s->at);
+    if (width == 4 || z->points[code_point(s->at, width)] & BEGINS) return;
+    if (z->begins_symbol[*s->at]) return;
+    memcpy(s->out, s->at, 4);
+    s->out += width;
+    s->at += width;
+    s->after_space = false;
+  }
+}
+
+// Writes the replacement of the character or symbol at `s->at`.
+static void replace(const Normaliser *z, State *s) {
+  const u8 *from = s->at, *to;
+  i64 length = 0, reached;
+  i32 value;
+  u32 place = 0;
+  if (z->begins_symbol[*s->at]) length = trie_longest(z->symbols, s->at, s->end, &value);
+  to = from + length;
+  if (!length) {
+    length = longest_rule(z, s->at, s->end, &place, &reached);
+    if (length) {
+      from = z->right_sides + place;
+      to = from + strlen((const char *)from);
+    } else {
+      length = character_bytes(*s->at);
+      if (length > s->end - s->at) length = s->end - s->at;
+      to = from + length;
+    }
+  }
+  s->at += length;
+  if (!s->begun) {
+    if (z->remove_extra && to - from == 1 && *from == ' ') return;
+    begin_text(z, s);
+  }
+  while (s->after_space && from < to && *from == ' ') from++;
+  if (from == to) return;
+  s->after_space = z->remove_extra && to[-1] == ' ';
+  while (from < to) {
+    if (to - from > 2 && from[0] == 0xE2 && from[1] == 0x96 && from[2] == 0x81) {
+      *s->out++ = ' ';
+      from += 3;
+    } else {
+      *s->out++ = *from++;
+    }
+  }
+}
+
+// Normalises an ASCII character whose replacement depends on nothing else; returns false for others.
+INLINE bool replace_ascii(const Normaliser *z, State *s) {
+  u8 byte = *s->at;
+  if (byte >= 0x80 || z->begins_symbol[byte]) return false;
+  if (s->at + 1 < s->end && s->at[1] >= 0x80 && joins(z, s->at + 1)) return false;
+  i16 mapped = z->ascii[byte];
+  if (mapped == REMOVED && s->begun) {
+    s->at++;
+    return true;
+  }
+  if (mapped < 0) return false;
+  s->at++;
+  if (!s->begun && z->remove_extra && mapped == ' ') return true;
+  begin_text(z, s);
+  if (mapped != ' ' || !s->after_space) *s->out++ = (u8)mapped;
+  s->after_space = mapped == ' ' && z->remove_extra;
+  return true;
+}
+
+i64 normalise(NormalText *t, const u8 *at, const u8 *end, const u8 *readable) {
+  const Normaliser *z = t->normaliser;
+  State s = {at, end, t->bytes, false, z->remove_extra};
+  // Room for what one turn writes; blocks write as much as they read.
+  const i64 most = z->longest + 2 * BLOCK + 64;
+  while (s.at < s.end) {
+    i64 size = s.out - t->bytes;
+    if (!reserve_text(t, size + (s.end - s.at) + most)) return -1;
+    s.out = t->bytes + size;
+    if (s.begun) {
+      copy_blocks(t, &s, readable);
+      if (s.at == s.end) break;
+      if (*s.at >= 0x80) {
+        copy_characters(z, &s);
+        if (s.at == s.end || *s.at < 0x80) continue;
+      }
+    }
+    if (!replace_ascii(z, &s)) replace(z, &s);
+  }
+  i64 size = s.out - t->bytes;
+  if (!s.begun) return 0;
+  if (z->remove_extra)
+    while (size && t->bytes[size - 1] == ' ') size--;
+  if (z->suffix) t->bytes[size++] = ' ';
+  memset(t->bytes + size, 0, BLOCK + 16);
+  return size;
+}

@@ -1,0 +1,259 @@
+// Counts the words of normalised text (see word_counts.py).
+#include <stdlib.h>
+
+#include "normalise.h"
+#include "memo.h"
+
+// Why `words_add` returns.
+#define DONE 0
+#define FULL 1  // `limit` is reached
+#define NO_MEMORY 2
+
+// In Words.classes. A letter and a sign side by side are in different words.
+#define LETTER 1
+#define SIGN 2
+#define SPACE 4
+
+#define FIRST_WORDS (1u << 16)
+#define FIRST_LONG (1u << 20)
+
+// How words are cut; `Words` in word_counts.py has the same fields.
+typedef struct {
+  Normaliser normaliser;
+  const i64 *marks;       // trie of strings that are in no word; a NUL is not, either
+  const u8 *begins_mark;  // [256] their first bytes
+  const u8 *classes;      // [65536] of characters
+  i64 space_runs;         // whether spaces belong to the word after them; else each begins a word
+  i64 longest;            // characters of a word; a longer one is cut
+  i64 passage;            // characters that are normalised at a time
+} Words;
+
+typedef struct {
+  Key key;  // it spells a word of up to SHORT_BYTES bytes
+  u64 count;
+  u64 place;  // of a longer word in `longer`: its length as u32, and its bytes
+} Counted;
+
+typedef struct {
+  Words by;
+  NormalText text;
+  Counted *table;
+  u64 entries, filled;  // `entries` is a power of two
+  u8 *longer;
+  u64 room, used;
+  i64 bytes;  // of text since the words were taken
+  i64 spelt;  // of all words, as words_take spells them
+} Counter;
+
+EXPORT void words_free(Counter *c) {
+  if (!c) return;
+  free(c->text.bytes);
+  free(c->table);
+  free(c->longer);
+  free(c);
+}
+
+// Returns a counter, whose tables must outlive it; NULL if memory is short.
+EXPORT Counter *words_new(const Words *by) {
+  Counter *c = calloc(1, sizeof(Counter));
+  if (!c) return NULL;
+  c->by = *by;
+  normal_text_begin(&c->text, &c->by.normaliser);
+  c->entries = FIRST_WORDS;
+  c->room = FIRST_LONG;
+  c->table = calloc(c->entries, sizeof(Counted));
+  c->longer = malloc(c->room);
+  if (c->table && c->longer) return c;
+  words_free(c);
+  return NULL;
+}
+
+// ---- The table.
+
+static bool grow_table(Counter *c) {
+  Counted *table = calloc(2 * c->entries, sizeof(Counted));
+  if (!table) return false;
+  const u64 mask = 2 * c->entries - 1;
+  for (u64 i = 0; i < c->entries; i++) {
+    if (!c->table[i].key.high) continue;
+    u64 slot = memo_hash(c->table[i].key) & mask;
+    while (table[slot].key.high) slot = (slot + 1) & mask;
+    table[slot] = c->table[i];
+  }
+  free(c->table);
+  c->table = table;
+  c->entries *= 2;
+  return true;
+}
+
+static bool store_long(Counter *c, const u8 *word, i64 length) {
+  u32 size = (u32)length;
+  if (c->used + sizeof(size) + size > c->room) {
+    u8 *longer = realloc(c->longer, 2 * c->room + size);
+    if (!longer) return false;
+    c->longer = longer;
+    c->room = 2 * c->room + size;
+  }
+  memcpy(c->longer + c->used, &size, sizeof(size));
+  memcpy(c->longer + c->used + sizeof(size), word, size);
+  c->used += sizeof(size) + size;
+  return true;
+}
+
+static bool spells(const Counter *c, const Counted *entry, const u8 *word, i64 length) {
+  u32 size;
+  memcpy(&size, c->longer + entry->place, sizeof(size));
+  return size == (u32)length && !memcmp(c->longer + entry->place + sizeof(size), word, size);
+}
+
+// Counts a word of at least one byte, of which READ_AHEAD can be read; returns false if memory is
+// short.
+INLINE bool add(Counter *c, const u8 *word, i64 length) {
+  Key key = memo_key(word, length);
+  const u64 mask = c->entries - 1;
+  u64 slot = memo_hash(key) & mask;
+  for (; c->table[slot].key.high; slot = (slot + 1) & mask) {
+    Counted *entry = c->table + slot;
+    if (key_equal(entry->key, key) && (length <= SHORT_BYTES || spells(c, entry, word, length))) {
+      entry->count++;
+      return true;
+    }
+  }
+  c->table[slot] = (Counted){key, 1, c->used};
+  c->spelt += length;
+  for (i64 i = 0; i < length; i++) c->spelt += 2 * (word[i] == ' ');
+  if (length > SHORT_BYTES && !store_long(c, word, length)) return false;
+  return ++c->filled <= c->entries / 2 || grow_table(c);
+}
+
+// ---- Words.
+
+// Counts text[begin:end], in parts of at most `longest` characters.
+INLINE bool add_parts(Counter *c, const u8 *text, i64 begin, i64 end) {
+  if (begin == end) return true;
+  if (LIKELY(end - begin <= c->by.longest)) return add(c, text + begin, end - begin);
+  i64 characters = 0;
+  for (i64 at = begin; at < end; at += character_bytes(text[at])) {
+    if (characters++ < c->by.longest) continue;
+    if (!add(c, text + begin, at - begin)) return false;
+    begin = at;
+    characters = 1;
+  }
+  return add(c, text + begin, end - begin);
+}
+
+// Counts the words of normalised text.
+static bool add_words(Counter *c, const u8 *text, i64 size) {
+  const Words *by = &c->by;
+  i64 begin = 0;
+  u8 left = 0;
+  for (i64 at = 0, width; at < size; at += width) {
+    u8 byte = text[at], class;
+    if (UNLIKELY(by->begins_mark[byte])) {
+      i32 value;
+      width = trie_longest(by->marks, text + at, text + size, &value);
+      if (!byte) width = 1;
+      if (width) {
+        if (!add_parts(c, text, begin, at)) return false;
+        begin = at + width;
+        left = 0;
+        continue;
+      }
+    }
+    width = character_bytes(byte);
+    class = width < 4 ? by->classes[code_point(text + at, width)] : 0;
+    bool cut = class == SPACE ? !(by->space_runs && left == SPACE) : (left | class) == (LETTER | SIGN);
+    if (cut) {
+      if (!add_parts(c, text, begin, at)) return false;
+      begin = at;
+    }
+    left = class;
+  }
+  return add_parts(c, text, begin, size);
+}
+
+// ---- Passages.
+
+// Returns the position `characters` further, at most `end`.
+static const u8 *forward(const u8 *at, const u8 *end, i64 characters) {
+  while (end - at >= 64 && characters >= 64) {
+    i64 begun = 0;
+    for (int i = 0; i < 64; i++) begun += (at[i] & 0xC0) != 0x80;
+    characters -= begun;
+    at += 64;
+  }
+  // `at` may be inside a character that was counted.
+  while (at < end && ((*at & 0xC0) == 0x80 || characters-- > 0)) at++;
+  return at;
+}
+
+// Returns the end of the passage that begins at `at`: the last line end in its second half, failing
+// that the last end of a sentence, failing that the last space.
+static const u8 *passage_end(const Words *by, const u8 *at, const u8 *end) {
+  if (end - at <= by->passage) return end;
+  const u8 *last = forward(at, end, by->passage), *half = forward(at, end, by->passage / 2);
+  if (last == end) return end;
+  for (const u8 *p = last - 1; p >= half; p--)
+    if (*p == '\n') return p + 1;
+  for (const u8 *p = last - 2; p >= half - 1; p--)
+    if (p[0] == '.' && p[1] == ' ') return p + 2;
+  for (const u8 *p = last - 1; p >= half; p--)
+    if (*p == ' ') return p + 1;
+  return last;
+}
+
+// Counts the words of data[offsets[i]:offsets[i + 1]] from byte `*at` of text `*text` on, until
+// `limit` bytes have been read since the words were taken. Returns why it stops.
+EXPORT i64 words_add(Counter *c, const u8 *data, const i64 *offsets, i64 texts, i64 *text, i64 *at,
+                     i64 limit) {
+  const u8 *readable = data + offsets[texts];
+  for (; *text < texts; ++*text, *at = 0) {
+    const u8 *begin = data + offsets[*text], *end = data + offsets[*text + 1];
+    while (begin + *at < end) {
+      const u8 *from = begin + *at, *to = passage_end(&c->by, from, end);
+      i64 size = normalise(&c->text, from, to, readable);
+      if (size < 0 || !add_words(c, c->text.bytes, size)) return NO_MEMORY;
+      *at += to - from;
+      c->bytes += to - from;
+      if (c->bytes >= limit) return FULL;
+    }
+  }
+  return DONE;
+}
+
+// Sets the number of words, of their bytes and of the bytes of text since the words were taken.
+EXPORT void words_sizes(const Counter *c, i64 *words, i64 *spelt, i64 *bytes) {
+  *words = (i64)c->filled;
+  *spelt = c->spelt;
+  *bytes = c->bytes;
+}
+
+// Writes the words, with U+2581 for a space, to data[offsets[i]:offsets[i + 1]], and their counts,
+// in no order. The counter is empty then.
+EXPORT void words_take(Counter *c, u8 *data, i64 *offsets, i64 *counts) {
+  u8 *out = data;
+  *offsets++ = 0;
+  for (u64 slot = 0; slot < c->entries; slot++) {
+    const Counted *entry = c->table + slot;
+    if (!entry->key.high) continue;
+    const u8 *word = (const u8 *)&entry->key;
+    u32 length = (u32)(entry->key.high >> 56);
+    if (length > SHORT_BYTES) {
+      word = c->longer + entry->place + sizeof(length);
+      memcpy(&length, word - sizeof(length), sizeof(length));
+    }
+    for (u32 i = 0; i < length; i++) {
+      if (word[i] == ' ') {
+        memcpy(out, "\xE2\x96\x81", 3);
+        out += 3;
+      } else {
+        *out++ = word[i];
+      }
+    }
+    *offsets++ = out - data;
+    *counts++ = (i64)entry->count;
+  }
+  memset(c->table, 0, c->entries * sizeof(Counted));
+  c->filled = c->used = 0;
+  c->bytes = c->spelt = 0;
+}
