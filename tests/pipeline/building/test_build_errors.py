@@ -62,6 +62,7 @@ def parquet(tmp_path):
         (["--runner=DaskRunner"], "--runner=DaskRunner is refused"),
         (["--runner=prism"], "--runner=prism is refused"),  # as Beam reads it
         (["--direct_running_mode=multi_threading"], "loses elements silently"),
+        (["--direct_num_workers=2"], "has no effect without a --runner such as DataflowRunner"),
     ],
 )
 def test_a_mistake_is_named(refused, tmp_path, given, says):
