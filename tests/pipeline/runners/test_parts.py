@@ -5,10 +5,12 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 
 import pytest
 
 from pipeline import build as command
+from pipeline.runners import beam_job
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.damage import damage
@@ -114,6 +116,30 @@ def test_a_whole_build_and_a_double_are_refused(part, build, tmp_path, capsys):
         part("2/3")
     build(tmp_path, PIECES)
     assert "next: " in capsys.readouterr().out
+
+
+def test_a_double_that_no_lock_keeps_away(build, tmp_path, monkeypatch, wanted, checksums):
+    """Both write every piece, one between the pieces of the other; other parts run, too."""
+
+    def flock(*_):
+        raise OSError(lock.errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    others = ["1/2", "2/2", "2/3", "1/2"]
+
+    def run(function, elements, *_, **__):
+        counts = Counter()
+        for element in elements:
+            counts += function(element)
+            if others:
+                build(tmp_path, PIECES, f"--part={others.pop()}")
+        return counts
+
+    monkeypatch.setattr(beam_job, "run", run)
+    folder = build(tmp_path, PIECES, "--part=1/2")
+    build(tmp_path, PIECES, "--part=2/2")
+    assert not others
+    assert checksums(folder) == wanted
 
 
 def test_partial_files_of_killed_parts(part, wanted, checksums, tmp_path):
