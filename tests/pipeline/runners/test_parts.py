@@ -1,5 +1,6 @@
 """Builds in parts: processes that share a folder, in any order, twice, and killed."""
 
+import contextlib
 import json
 import random
 import signal
@@ -10,7 +11,9 @@ from collections import Counter
 import pytest
 
 from pipeline import build as command
+from pipeline.building import engine, lifecycle
 from pipeline.runners import beam_job
+from pipeline.verification.cache import verify
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.damage import damage
@@ -166,6 +169,46 @@ def test_a_part_is_for_this_machine(build, tmp_path):
     with pytest.raises(UserError, match="--part=1/2 is for processes that work on this machine"):
         build(tmp_path, "--part=1/2", "--runner=DataflowRunner")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_others_pieces_count_as_unseen(part, monkeypatch):
+    """A part must not give up because of faults that are few in the whole corpus."""
+    seen = []
+
+    @contextlib.contextmanager
+    def monitored(monitor, *_):
+        yield
+        monitor.look()
+        seen.append(monitor.unseen)
+
+    monkeypatch.setattr(engine, "monitored", monitored)
+    part("1/2")
+    assert seen == [pytest.approx(0.5, abs=0.1)]
+
+
+def test_a_takedown_that_was_killed_goes_on_in_parts(build, part, tmp_path, monkeypatch, capsys):
+    folder = build(tmp_path, PIECES)
+    (tmp_path / "ids").write_text("one\n")
+    exclude = f"--exclude={tmp_path}/ids"
+    written = []
+
+    def write(*given):
+        written.append(given)
+        if len(written) > 3:
+            raise KeyboardInterrupt
+        usual(*given)
+
+    usual = lifecycle.write_receipt
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "write_receipt", write)
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path, PIECES, exclude)
+    before = {path: path.stat().st_ino for path in folder.glob("*.tfrecord-*")}
+    for name in ("1/2", "2/2"):
+        part(name, exclude)
+    redone = [path.name for path, inode in before.items() if path.stat().st_ino != inode]
+    assert len(redone) == 2, redone  # both splits of one piece
+    assert not verify(str(folder))[1]
 
 
 def test_a_dry_run_of_a_part(build, tmp_path, capsys):

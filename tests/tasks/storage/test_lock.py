@@ -179,6 +179,14 @@ def test_parts_lock_out_their_doubles_and_whole_jobs(tmp_path):
         assert os.listdir(tmp_path) == [lock.LOCK]
 
 
+def test_partial_files_of_writers_that_are_gone(tmp_path):
+    (tmp_path / ".partial-0-before").touch()
+    with lock.claimed(str(tmp_path), "build", "--cache_dir"):
+        assert os.listdir(tmp_path) == [lock.LOCK]
+        (tmp_path / ".partial-0-of-a-lost-worker").touch()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_file_system_without_locks_may_have_living_parts(tmp_path, monkeypatch):
     def flock(*_):
         raise OSError(lock.errno.ENOLCK, "No locks available")
