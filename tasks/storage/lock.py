@@ -98,7 +98,7 @@ def living_part(folder: str, but: str = "") -> bytes:
 
     Only for holders of the folder's lock. Deletes the locks of parts that were killed.
     """
-    names = [name for name in files.list_sizes(folder, f"{LOCK}-") if name != f"{LOCK}-{but}"]
+    names = sorted(files.list_sizes(folder, f"{LOCK}-").keys() - {f"{LOCK}-{but}"})
     if files.is_remote(folder):
         return _living_in_bucket([Store(files.join(folder, name)) for name in names])
     for name in names:

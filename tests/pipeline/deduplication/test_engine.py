@@ -359,3 +359,23 @@ def test_workers_and_kills_do_not_change_the_list(without_beam, tmp_path, moment
         subprocess.run(command, cwd=ROOT, check=True)
     assert sha256(output / "exclude.arrow") == reference
     assert sorted(os.listdir(output)) == ["exclude.arrow", "plan.json", "report.json"]
+
+
+def test_a_search_in_parts(corpus, without_beam, tmp_path, capsys):
+    def search(folder, *more):
+        given = f"--corpus={corpus}", f"--output={tmp_path / folder}", "--shard_bytes=100000"
+        dedup.main([*given, *more])
+        return capsys.readouterr().out
+
+    search("whole")
+    said = search("parts", "--part=2/3")
+    assert "part 1 of 3 has not run: 4 of its 4 pieces are missing" in said
+    search("parts", "--part=2/3")  # again
+    search("parts", "--part=0/3")
+    assert not (tmp_path / "parts" / "exclude.arrow").exists()
+    assert "exact duplicates" in search("parts", "--part=1/3")
+    for name in ("exclude.arrow", "plan.json"):
+        parts, whole = ((tmp_path / each / name).read_bytes() for each in ("parts", "whole"))
+        assert parts == whole
+    assert sorted(os.listdir(tmp_path / "parts")) == sorted(os.listdir(tmp_path / "whole"))
+    assert "nothing to do" in search("parts", "--part=3/3")

@@ -1,14 +1,19 @@
 """Builds in parts: processes that share a folder, in any order, twice, and killed."""
 
+import contextlib
 import json
 import random
 import signal
 import sys
 import time
+from collections import Counter
 
 import pytest
 
 from pipeline import build as command
+from pipeline.building import engine, lifecycle
+from pipeline.runners import beam_job
+from pipeline.verification.cache import verify
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.damage import damage
@@ -116,6 +121,30 @@ def test_a_whole_build_and_a_double_are_refused(part, build, tmp_path, capsys):
     assert "next: " in capsys.readouterr().out
 
 
+def test_a_double_that_no_lock_keeps_away(build, tmp_path, monkeypatch, wanted, checksums):
+    """Both write every piece, one between the pieces of the other; other parts run, too."""
+
+    def flock(*_):
+        raise OSError(lock.errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    others = ["1/2", "2/2", "2/3", "1/2"]
+
+    def run(function, elements, *_, **__):
+        counts = Counter()
+        for element in elements:
+            counts += function(element)
+            if others:
+                build(tmp_path, PIECES, f"--part={others.pop()}")
+        return counts
+
+    monkeypatch.setattr(beam_job, "run", run)
+    folder = build(tmp_path, PIECES, "--part=1/2")
+    build(tmp_path, PIECES, "--part=2/2")
+    assert not others
+    assert checksums(folder) == wanted
+
+
 def test_partial_files_of_killed_parts(part, wanted, checksums, tmp_path):
     folder = part("1/3")
     left = folder / f"{files.PARTIAL}0-train.tfrecord-00001-of-00011"
@@ -140,6 +169,46 @@ def test_a_part_is_for_this_machine(build, tmp_path):
     with pytest.raises(UserError, match="--part=1/2 is for processes that work on this machine"):
         build(tmp_path, "--part=1/2", "--runner=DataflowRunner")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_others_pieces_count_as_unseen(part, monkeypatch):
+    """A part must not give up because of faults that are few in the whole corpus."""
+    seen = []
+
+    @contextlib.contextmanager
+    def monitored(monitor, *_):
+        yield
+        monitor.look()
+        seen.append(monitor.unseen)
+
+    monkeypatch.setattr(engine, "monitored", monitored)
+    part("1/2")
+    assert seen == [pytest.approx(0.5, abs=0.1)]
+
+
+def test_a_takedown_that_was_killed_goes_on_in_parts(build, part, tmp_path, monkeypatch, capsys):
+    folder = build(tmp_path, PIECES)
+    (tmp_path / "ids").write_text("one\n")
+    exclude = f"--exclude={tmp_path}/ids"
+    written = []
+
+    def write(*given):
+        written.append(given)
+        if len(written) > 3:
+            raise KeyboardInterrupt
+        usual(*given)
+
+    usual = lifecycle.write_receipt
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "write_receipt", write)
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path, PIECES, exclude)
+    before = {path: path.stat().st_ino for path in folder.glob("*.tfrecord-*")}
+    for name in ("1/2", "2/2"):
+        part(name, exclude)
+    redone = [path.name for path, inode in before.items() if path.stat().st_ino != inode]
+    assert len(redone) == 2, redone  # both splits of one piece
+    assert not verify(str(folder))[1]
 
 
 def test_a_dry_run_of_a_part(build, tmp_path, capsys):

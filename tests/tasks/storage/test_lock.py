@@ -155,3 +155,59 @@ def test_a_folder_that_is_moved_or_replaced_is_noticed(tmp_path):
             pytest.raises(UserError, match="moved or removed"),
         ):
             held.check()
+
+
+def test_parts_lock_out_their_doubles_and_whole_jobs(tmp_path):
+    folder = str(tmp_path)
+    of = folder, "build", "--cache_dir"
+    with lock.held(*of, "1-of-2", shared=True), lock.held(*of, "2-of-2", shared=True):
+        with pytest.raises(lock.Refused, match="part 1 of 2, process") as error:
+            lock.held(*of, "1-of-2", shared=True).__enter__()
+        assert error.value.part == "1-of-2"
+        with pytest.raises(lock.Refused, match="part 1 of 2, process"):
+            lock.claimed(*of).__enter__()
+        assert sorted(lock.parts(folder)) == ["1-of-2", "2-of-2"]
+        assert lock.living_part(folder, but="1-of-2")
+        assert lock.Observer(folder).alive() is True
+    assert os.listdir(tmp_path) == []
+    process = subprocess.Popen(["true"])
+    process.wait()
+    ended = {**lock._holder("1-of-2"), "pid": process.pid}
+    (tmp_path / ".lock-1-of-2").write_text(json.dumps(ended))
+    assert lock.parts(folder) == {}
+    with lock.claimed(*of):
+        assert os.listdir(tmp_path) == [lock.LOCK]
+
+
+def test_partial_files_of_writers_that_are_gone(tmp_path):
+    (tmp_path / ".partial-0-before").touch()
+    with lock.claimed(str(tmp_path), "build", "--cache_dir"):
+        assert os.listdir(tmp_path) == [lock.LOCK]
+        (tmp_path / ".partial-0-of-a-lost-worker").touch()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_locks_may_have_living_parts(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(lock.errno.ENOLCK, "No locks available")
+
+    with lock.held(str(tmp_path), "build", "--cache_dir", "1-of-2", shared=True):
+        monkeypatch.setattr(lock.fcntl, "flock", flock)
+        assert lock.living_part(str(tmp_path))
+        assert (tmp_path / ".lock-1-of-2").exists()
+
+
+def test_parts_in_a_bucket(gcs, quick, monkeypatch):
+    folder = "gs://bucket/cache"
+    of = folder, "build", "--cache_dir"
+    with lock.held(*of, "1-of-2", shared=True) as mine:
+        monkeypatch.setattr(lock, "_machine", lambda: "another")
+        with pytest.raises(lock.Refused, match="part 1 of 2, process"):
+            lock.claimed(*of).__enter__()
+        with pytest.raises(lock.Refused, match="part 1 of 2, process"):
+            lock.held(*of, "1-of-2", shared=True).__enter__()
+        assert lock.Observer(folder).alive() is True
+        mine._stop.set()  # as if it had been killed
+        mine._thread.join()
+        with lock.claimed(*of):
+            assert gcs.names("cache/") == ["cache/.lock"]
