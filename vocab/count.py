@@ -7,7 +7,6 @@ not depend on the workers, the runner or the order of the pieces.
 
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import re
@@ -160,9 +159,8 @@ def _write(writer: Any, counter: "WordCounter", sums: Counter[str]) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    words, numbers, size = counter.take()
+    words, numbers, hashes, size = counter.take()
     sums += Counter(bytes=size)
-    hashes = np.fromiter(map(_hash, words.to_pylist()), np.uint64, len(words))
     order = pc.array_sort_indices(words).to_numpy()
     order = order[np.argsort(hashes[order] % np.uint64(_PARTS), kind="stable")]
     ends = np.cumsum(np.bincount(hashes % np.uint64(_PARTS), minlength=_PARTS)).tolist()
@@ -171,10 +169,6 @@ def _write(writer: Any, counter: "WordCounter", sums: Counter[str]) -> None:
         columns = [hashes[chosen], words.take(pa.array(chosen)), numbers[chosen]]
         table = pa.table(dict(zip(writer.schema.names, columns, strict=True)))
         writer.write_table(table, row_group_size=max(1, table.num_rows))
-
-
-def _hash(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
 
 
 def sizes(jobs: Mapping[str, Job]) -> dict[str, int]:

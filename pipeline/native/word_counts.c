@@ -1,6 +1,7 @@
 // Counts the words of normalised text (see word_counts.py).
 #include <stdlib.h>
 
+#include "blake2b.h"
 #include "normalise.h"
 #include "memo.h"
 
@@ -228,9 +229,9 @@ EXPORT void words_sizes(const Counter *c, i64 *words, i64 *spelt, i64 *bytes) {
   *bytes = c->bytes;
 }
 
-// Writes the words, with U+2581 for a space, to data[offsets[i]:offsets[i + 1]], and their counts,
-// in no order. The counter is empty then.
-EXPORT void words_take(Counter *c, u8 *data, i64 *offsets, i64 *counts) {
+// Writes the words, with U+2581 for a space, to data[offsets[i]:offsets[i + 1]], their counts and
+// hashes, in no order. The counter is empty then.
+EXPORT void words_take(Counter *c, u8 *data, i64 *offsets, i64 *counts, u64 *hashes) {
   u8 *out = data;
   *offsets++ = 0;
   for (u64 slot = 0; slot < c->entries; slot++) {
@@ -250,8 +251,9 @@ EXPORT void words_take(Counter *c, u8 *data, i64 *offsets, i64 *counts) {
         *out++ = word[i];
       }
     }
-    *offsets++ = out - data;
     *counts++ = (i64)entry->count;
+    *hashes++ = blake2b_64(data + offsets[-1], (u64)(out - data - offsets[-1]));
+    *offsets++ = out - data;
   }
   memset(c->table, 0, c->entries * sizeof(Counted));
   c->filled = c->used = 0;

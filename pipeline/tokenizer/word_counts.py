@@ -1,9 +1,11 @@
 """Counts the words of text in compiled code (pipeline/native/word_counts.c)."""
 
 import ctypes
+import functools
 import re
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,27 +38,18 @@ class WordCounter:
     """
 
     def __init__(
-        self, model: bytes, marks: Iterable[str], space_runs: bool, letters: str, signs: str,
+        self, model: bytes, marks: tuple[str, ...], space_runs: bool, letters: str, signs: str,
         longest: int, passage: int,
     ):  # fmt: skip
-        from sentencepiece import sentencepiece_model_pb2
-
-        found = normaliser(sentencepiece_model_pb2.ModelProto.FromString(model))
-        # In normalised text, the byte 0x20 represents the space symbol, and no other character.
-        keys = [mark.replace(_SPACE, " ").encode() for mark in marks if " " not in mark]
-        begins_mark = np.zeros(256, np.uint8)
-        begins_mark[[key[0] for key in keys]] = 1
-        self._tables = {  # the C code reads the arrays
-            **found,
-            "rules_size": len(found["rules"]),
-            "marks": trie.build((key, 0) for key in set(keys) - {b"\0"}),
-            "begins_mark": begins_mark,
-            "classes": _classes(letters, signs),
+        self._tables = _tables(model, marks, letters, signs)  # the C code reads the arrays
+        values = {
+            **self._tables,
+            "normaliser": filled(Normaliser, self._tables),
             "space_runs": space_runs,
             "longest": longest,
             "passage": passage,
         }
-        words = filled(_Words, {**self._tables, "normaliser": filled(Normaliser, self._tables)})
+        words = filled(_Words, values)
         code = library()
         code.words_new.restype = ctypes.c_void_p
         self._counter = ctypes.c_void_p(code.words_new(ctypes.byref(words)))
@@ -79,20 +72,42 @@ class WordCounter:
                 raise MemoryError(_SHORT)
             yield
 
-    def take(self) -> tuple[pa.Array, np.ndarray, int]:
-        """Returns the words (large_string), their counts, and the bytes of text; forgets them."""
+    def take(self) -> tuple[pa.Array, np.ndarray, np.ndarray, int]:
+        """Returns the words (large_string), their counts and hashes, and the bytes of their text.
+
+        The counter is empty then. A hash is the digest of BLAKE2b as a big-endian uint64.
+        """
         words, spelt, size = (ctypes.c_int64() for _ in range(3))
         library().words_sizes(self._counter, *map(ctypes.byref, (words, spelt, size)))
         data = np.empty(spelt.value, np.uint8)
-        offsets, counts = np.empty(words.value + 1, np.int64), np.empty(words.value, np.int64)
-        library().words_take(self._counter, pointer(data), pointer(offsets), pointer(counts))
+        offsets = np.empty(words.value + 1, np.int64)
+        counts, hashes = np.empty(words.value, np.int64), np.empty(words.value, np.uint64)
+        library().words_take(self._counter, *map(pointer, (data, offsets, counts, hashes)))
         taken = pa.LargeStringArray.from_buffers(
             words.value, pa.py_buffer(offsets), pa.py_buffer(data)
         )
-        return taken, counts, size.value
+        return taken, counts, hashes, size.value
 
 
 _SHORT = "no memory to count words"
+
+
+@functools.lru_cache(maxsize=1)
+def _tables(model: bytes, marks: tuple[str, ...], letters: str, signs: str) -> dict[str, Any]:
+    from sentencepiece import sentencepiece_model_pb2
+
+    found = normaliser(sentencepiece_model_pb2.ModelProto.FromString(model))
+    # In normalised text, the byte 0x20 represents the space symbol, and no other character.
+    keys = [mark.replace(_SPACE, " ").encode() for mark in marks if " " not in mark]
+    begins_mark = np.zeros(256, np.uint8)
+    begins_mark[[key[0] for key in keys]] = 1
+    return {
+        **found,
+        "rules_size": len(found["rules"]),
+        "marks": trie.build((key, 0) for key in {*keys} - {b"\0"}),
+        "begins_mark": begins_mark,
+        "classes": _classes(letters, signs),
+    }
 
 
 def _classes(letters: str, signs: str) -> np.ndarray:
