@@ -125,7 +125,8 @@ def _measured(python: str, name: str, folder: pathlib.Path) -> dict | None:
     has = subprocess.run([python, "-c", known], check=True, capture_output=True, text=True)
     if name != "ours" and has.stdout.strip() == "False":
         return None
-    script = ["-m", "benchmarks.encoders"] if name == "ours" else [encoders.__file__]
+    # Isolated: this folder's tokenize.py is not Python's.
+    script = ["-m", "benchmarks.encoders"] if name == "ours" else ["-I", encoders.__file__]
     command = [python, *script, name, str(folder / "model"), str(folder)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
