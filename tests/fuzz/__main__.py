@@ -15,8 +15,8 @@ to 12 updates. The windows of its batches must be the cache's, each once an epoc
 ended at drawn moments and resumed: states and metrics must be equal, bit for bit. `compare`,
 `explain` and `evaluate` must agree.
 
-tokenizers: byte-level BPE, BPE, unigram and WordPiece with drawn rules and pieces. The ids of random
-texts must be those of `tokenizers` or SentencePiece.
+tokenizers: byte-level BPE, BPE, unigram and WordPiece with drawn rules and pieces. The ids of
+random texts must be those of `tokenizers` or SentencePiece.
 
 Commands run in forks of one process that has imported everything. Prints what was tried, the seed,
 and for each difference the command that draws it again; its folder is kept. Exits with 1 if there

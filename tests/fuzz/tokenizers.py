@@ -37,11 +37,12 @@ _BATCH = 1000
 _KINDS = ("byte-level BPE", "BPE", "unigram", "WordPiece")
 _TOKENS = ("<|endoftext|>", "<unk>", "<s>", "</s>", "[CLS]", "<extra>", "<0x41>", "▁the", "  ")
 _ODD = (
-    *_TOKENS, "<extra_id_0>", "<|endoftext|", "<extra_id_", "'s", "'LL", "'ſ", "don't", "\0", "\0\0", "\x01", "\x7f",
-    " ", "   ", "\t", "\n", "\r\n", "\n\n  ", "\u00a0", "\u2028", "\u3000", "\x85", "\u200b", "\ufeff",
-    "e\u0301", "a" + "\u0301\u0323" * 3, "x" * 16, "ab" * 20, "-" * 70, "12345", "Ⅷ²", "１２", "ﬁ", "ﷺ",
-    "中文字", "日本語の", "ก็นี้", "한각", "\u1100\u1161\u11a8", "👩\u200d👩\u200d👧", "🇷🇴", "\ufffd",
-    "“quoted”", "…", "naïve", "Straße", "İ", "ș", "Ţ", "\u202bעברית\u202c", "\U0010ffff", "#include",
+    *_TOKENS, "<extra_id_0>", "<|endoftext|", "<extra_id_", "'s", "'LL", "'ſ", "don't", "\0",
+    "\x01", "\0\0", "\x7f", " ", "   ", "\t", "\n", "\r\n", "\n\n  ", "\u00a0", "\u2028",
+    "\u3000", "\x85", "\u200b", "\ufeff", "e\u0301", "a" + "\u0301\u0323" * 3, "x" * 16,
+    "ab" * 20, "-" * 70, "12345", "Ⅷ²", "１２", "ﬁ", "ﷺ", "中文字", "日本語の", "ก็นี้", "한각",
+    "\u1100\u1161\u11a8", "🇷🇴", "\ufffd", "👩\u200d👩\u200d👧", "“quoted”", "…", "naïve", "Straße",
+    "İ", "ș", "Ţ", "\U0010ffff", "#include", "\u202bעברית\u202c",
 )  # fmt: skip
 # Too long for every batch: one for each tokenizer.
 _LONG = (
