@@ -164,7 +164,7 @@ def _write(writer: Any, counter: "WordCounter", sums: Counter[str]) -> None:
     order = pc.array_sort_indices(words).to_numpy()
     order = order[np.argsort(hashes[order] % np.uint64(_PARTS), kind="stable")]
     ends = np.cumsum(np.bincount(hashes % np.uint64(_PARTS), minlength=_PARTS)).tolist()
-    for start, end in zip([0, *ends], ends):
+    for start, end in itertools.pairwise([0, *ends]):
         chosen = order[start:end]
         columns = [hashes[chosen], words.take(pa.array(chosen)), numbers[chosen]]
         table = pa.table(dict(zip(writer.schema.names, columns, strict=True)))

@@ -111,7 +111,7 @@ def test_a_vocabulary_with_bare_spaces_is_refused():
     proto = extend.proto_of(splitter().model)
     proto.normalizer_spec.escape_whitespaces = False
     bare = word_splitter.Splitter(proto.SerializeToString(), (), False)
-    with pytest.raises(UserError, match="--extend: .*: its spaces are not escaped"):
+    with pytest.raises(UserError, match=r"--extend: .*: its spaces are not escaped"):
         bare.counter()
 
 
