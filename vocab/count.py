@@ -7,6 +7,7 @@ not depend on the workers, the runner or the order of the pieces.
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
