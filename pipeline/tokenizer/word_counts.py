@@ -82,7 +82,8 @@ class WordCounter:
         data = np.empty(spelt.value, np.uint8)
         offsets = np.empty(words.value + 1, np.int64)
         counts, hashes = np.empty(words.value, np.int64), np.empty(words.value, np.uint64)
-        library().words_take(self._counter, *map(pointer, (data, offsets, counts, hashes)))
+        arrays = (pointer(each) for each in (data, offsets, counts, hashes))
+        library().words_take(self._counter, *arrays)
         taken = pa.LargeStringArray.from_buffers(
             words.value, pa.py_buffer(offsets), pa.py_buffer(data)
         )

@@ -42,7 +42,7 @@ def job(corpus, folder, piece_bytes=1 << 15, batch_bytes=1 << 20):
 
 
 def counted(job, limit_bytes=10**9, limit_words=10**9):
-    count.run(job, None, False)
+    count.run(job, None)
     return count.add_up(job, limit_bytes, limit_words)
 
 
@@ -78,7 +78,7 @@ def jobs_of_other_sizes(corpus, tmp_path_factory):
     jobs = []
     for piece, batch in [(1 << 16, 1 << 20), (1 << 30, 5000), (3 << 16, 1)]:
         jobs.append(job(corpus, tmp_path_factory.mktemp("counts"), piece, batch))
-        count.run(jobs[-1], None, False)
+        count.run(jobs[-1], None)
     return jobs
 
 

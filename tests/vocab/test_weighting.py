@@ -61,7 +61,7 @@ def test_counts_are_multiplied_and_rounded(corpora, tmp_path):
         for key, lines in (("a", A), ("b", B))
     ]
     for job in jobs:
-        count.run(job, None, False)
+        count.run(job, None)
     plain = [count.add_up(job, 10**9, 10**6) for job in jobs]
     both = count.add_up(jobs, 10**9, 10**6, [2.5, 1.0])
     found = dict(zip(both.words.to_pylist(), both.counts.tolist(), strict=True))
