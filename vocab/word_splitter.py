@@ -67,7 +67,9 @@ class Splitter:
         try:
             return WordCounter(self.model, never, *cuts)
         except Unsupported as error:
-            raise UserError(f"--extend: words of this vocabulary cannot be counted: {error}") from None
+            raise UserError(
+                f"--extend: words of this vocabulary cannot be counted: {error}"
+            ) from None
 
 
 def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> bytes:
