@@ -30,7 +30,7 @@ FORBIDDEN = {
     "trainer": {"apache_beam", "tensorflow", "seqio", "sentencepiece", "datasets"},
     "experiments": {"apache_beam", "tensorflow", "seqio", "sentencepiece", "datasets"},
 }
-# Decision 005: vocab runs its jobs and normalises text as pipeline does, and takes nothing else.
+# Decision 005: vocab runs Beam and normalises text as pipeline does, and takes nothing else.
 OF_PIPELINE = {"pipeline.runners", "pipeline.tokenizer"}
 ONLY_IN = {
     "tasks/seqio_tasks.py": {"seqio", "tensorflow"},

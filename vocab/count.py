@@ -7,7 +7,6 @@ not depend on the workers, the runner or the order of the pieces.
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import re
@@ -163,10 +162,10 @@ def _write(writer: Any, counter: "WordCounter", sums: Counter[str]) -> None:
     words, numbers, hashes, size = counter.take()
     sums += Counter(bytes=size)
     order = pc.array_sort_indices(words).to_numpy()
-    order = order[np.argsort(hashes[order] % np.uint64(_PARTS), kind="stable")]
-    ends = np.cumsum(np.bincount(hashes % np.uint64(_PARTS), minlength=_PARTS)).tolist()
-    for start, end in itertools.pairwise([0, *ends]):
-        chosen = order[start:end]
+    parts = hashes % np.uint64(_PARTS)
+    order = order[np.argsort(parts[order], kind="stable")]
+    ends = np.cumsum(np.bincount(parts, minlength=_PARTS))[:-1]
+    for chosen in np.split(order, ends):
         columns = [hashes[chosen], words.take(pa.array(chosen)), numbers[chosen]]
         table = pa.table(dict(zip(writer.schema.names, columns, strict=True)))
         writer.write_table(table, row_group_size=max(1, table.num_rows))

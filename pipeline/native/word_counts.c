@@ -15,6 +15,7 @@
 #define SIGN 2
 #define SPACE 4
 
+#define AHEAD 8  // words whose entries are fetched before they are needed
 #define FIRST_WORDS (1u << 16)
 #define FIRST_LONG (1u << 20)
 
@@ -37,6 +38,7 @@ typedef struct {
 
 typedef struct {
   Words by;
+  AsciiSet letters, signs, marks;  // of `by`; marks: their first bytes
   NormalText text;
   Counted *table;
   u64 entries, filled;  // `entries` is a power of two
@@ -60,6 +62,11 @@ EXPORT Counter *words_new(const Words *by) {
   if (!c) return NULL;
   c->by = *by;
   normal_text_begin(&c->text, &c->by.normaliser);
+  for (int byte = 0; byte < 128; byte++) {
+    if (by->begins_mark[byte]) add_to_set(&c->marks, (u8)byte);
+    if (by->classes[byte] == LETTER) add_to_set(&c->letters, (u8)byte);
+    if (by->classes[byte] == SIGN) add_to_set(&c->signs, (u8)byte);
+  }
   c->entries = FIRST_WORDS;
   c->room = FIRST_LONG;
   c->table = calloc(c->entries, sizeof(Counted));
@@ -107,12 +114,10 @@ static bool spells(const Counter *c, const Counted *entry, const u8 *word, i64 l
   return size == (u32)length && !memcmp(c->longer + entry->place + sizeof(size), word, size);
 }
 
-// Counts a word of at least one byte, of which READ_AHEAD can be read; returns false if memory is
-// short.
-INLINE bool add(Counter *c, const u8 *word, i64 length) {
-  Key key = memo_key(word, length);
+// Counts a word of at least one byte; returns false if memory is short.
+INLINE bool add(Counter *c, const u8 *word, i64 length, Key key, u64 hash) {
   const u64 mask = c->entries - 1;
-  u64 slot = memo_hash(key) & mask;
+  u64 slot = hash & mask;
   for (; c->table[slot].key.high; slot = (slot + 1) & mask) {
     Counted *entry = c->table + slot;
     if (key_equal(entry->key, key) && (length <= SHORT_BYTES || spells(c, entry, word, length))) {
@@ -129,48 +134,108 @@ INLINE bool add(Counter *c, const u8 *word, i64 length) {
 
 // ---- Words.
 
-// Counts text[begin:end], in parts of at most `longest` characters.
-INLINE bool add_parts(Counter *c, const u8 *text, i64 begin, i64 end) {
-  if (begin == end) return true;
-  if (LIKELY(end - begin <= c->by.longest)) return add(c, text + begin, end - begin);
-  i64 characters = 0;
-  for (i64 at = begin; at < end; at += character_bytes(text[at])) {
+// Text whose words are counted, some of them after their entries have been fetched.
+typedef struct {
+  const u8 *text;
+  i64 begin;  // of the current word
+  u8 left;    // class of the character before
+  u64 found;  // words
+  struct {
+    i64 begin, length;
+    Key key;
+    u64 hash;
+  } ahead[AHEAD];
+} Cut;
+
+static bool add_ahead(Counter *c, const Cut *cut, u64 number) {
+  u64 i = number % AHEAD;
+  return add(c, cut->text + cut->ahead[i].begin, cut->ahead[i].length, cut->ahead[i].key,
+             cut->ahead[i].hash);
+}
+
+// Puts a word of at least one byte, of which 16 can be read, in place of an earlier one.
+INLINE bool put(Counter *c, Cut *cut, i64 begin, i64 length) {
+  if (cut->found >= AHEAD && !add_ahead(c, cut, cut->found)) return false;
+  Key key = memo_key(cut->text + begin, length);
+  u64 i = cut->found++ % AHEAD, hash = memo_hash(key);
+  __builtin_prefetch(c->table + (hash & (c->entries - 1)));
+  cut->ahead[i].begin = begin;
+  cut->ahead[i].length = length;
+  cut->ahead[i].key = key;
+  cut->ahead[i].hash = hash;
+  return true;
+}
+
+static bool put_parts(Counter *c, Cut *cut, i64 end) {
+  i64 begin = cut->begin, characters = 0;
+  for (i64 at = begin; at < end; at += character_bytes(cut->text[at])) {
     if (characters++ < c->by.longest) continue;
-    if (!add(c, text + begin, at - begin)) return false;
+    if (!put(c, cut, begin, at - begin)) return false;
     begin = at;
     characters = 1;
   }
-  return add(c, text + begin, end - begin);
+  return put(c, cut, begin, end - begin);
+}
+
+// Ends the current word, if it has begun, before text[end]; cuts a long one into parts.
+INLINE bool end_word(Counter *c, Cut *cut, i64 end) {
+  i64 length = end - cut->begin;
+  bool done = !length || (LIKELY(length <= c->by.longest) ? put(c, cut, cut->begin, length)
+                                                          : put_parts(c, cut, end));
+  cut->begin = end;
+  return done;
+}
+
+// Ends words in text[at:size] up to a byte that is not ASCII or may begin a mark, at most a block.
+// Returns its position, -1 if memory is short.
+INLINE i64 cut_block(Counter *c, Cut *cut, i64 at, i64 size) {
+  Block block = block_load(cut->text + at);
+  u64 other = block_mask(block) | block_mask(block_in(block, &c->marks)) | 1ull << BLOCK;
+  if (size - at < BLOCK) other |= 1ull << (size - at);
+  i64 run = __builtin_ctzll(other);
+  if (!run) return at;
+  u64 spaces = block_mask(block_equal(block, block_of(' ')));
+  u64 letters = block_mask(block_in(block, &c->letters));
+  u64 signs = block_mask(block_in(block, &c->signs));
+  u64 ends = (letters & (signs << 1 | (cut->left == SIGN))) |
+             (signs & (letters << 1 | (cut->left == LETTER)));
+  ends |= c->by.space_runs ? spaces & ~(spaces << 1 | (cut->left == SPACE)) : spaces;
+  for (ends &= (1ull << run) - 1; ends; ends &= ends - 1)
+    if (!end_word(c, cut, at + __builtin_ctzll(ends))) return -1;
+  cut->left = c->by.classes[cut->text[at + run - 1]];
+  return at + run;
 }
 
 // Counts the words of normalised text.
 static bool add_words(Counter *c, const u8 *text, i64 size) {
   const Words *by = &c->by;
-  i64 begin = 0;
-  u8 left = 0;
+  Cut cut = {.text = text};
   for (i64 at = 0, width; at < size; at += width) {
-    u8 byte = text[at], class;
-    if (UNLIKELY(by->begins_mark[byte])) {
+    if (text[at] < 0x80) at = cut_block(c, &cut, at, size);
+    if (at < 0) return false;
+    if (at == size) break;
+    u8 byte = text[at];
+    if (by->begins_mark[byte]) {
       i32 value;
-      width = trie_longest(by->marks, text + at, text + size, &value);
-      if (!byte) width = 1;
+      width = byte ? trie_longest(by->marks, text + at, text + size, &value) : 1;
       if (width) {
-        if (!add_parts(c, text, begin, at)) return false;
-        begin = at + width;
-        left = 0;
+        if (!end_word(c, &cut, at)) return false;
+        cut.begin = at + width;
+        cut.left = 0;
         continue;
       }
     }
     width = character_bytes(byte);
-    class = width < 4 ? by->classes[code_point(text + at, width)] : 0;
-    bool cut = class == SPACE ? !(by->space_runs && left == SPACE) : (left | class) == (LETTER | SIGN);
-    if (cut) {
-      if (!add_parts(c, text, begin, at)) return false;
-      begin = at;
-    }
-    left = class;
+    u8 class = width < 4 ? by->classes[code_point(text + at, width)] : 0;
+    bool ends = class == SPACE ? !(by->space_runs && cut.left == SPACE)
+                               : (cut.left | class) == (LETTER | SIGN);
+    if (ends && !end_word(c, &cut, at)) return false;
+    cut.left = class;
   }
-  return add_parts(c, text, begin, size);
+  if (!end_word(c, &cut, size)) return false;
+  for (u64 number = cut.found < AHEAD ? 0 : cut.found - AHEAD; number < cut.found; number++)
+    if (!add_ahead(c, &cut, number)) return false;
+  return true;
 }
 
 // ---- Passages.
