@@ -118,8 +118,8 @@ def _worktree(commit: str, place: pathlib.Path) -> Iterator[pathlib.Path]:
         raise UserError(f"--against={commit} is not a commit of this repository: see git log")
     try:
         if (place / "pipeline" / "native" / "build.py").exists():
-            compile_it = [sys.executable, "-m", "pipeline.native.build"]
-            subprocess.run(compile_it, cwd=place, check=True, capture_output=True)
+            compiled = "from pipeline.native import build; build.compile_all()"
+            subprocess.run([sys.executable, "-c", compiled], cwd=place, check=True)
         yield place
     finally:
         subprocess.run([*git, "remove", "--force", place], check=True)

@@ -8,11 +8,11 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pipeline.building import documents
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
-from pipeline.filtering.stages import Filters
 from pipeline.runners import secret
 from pipeline.runners.engines import Engine, without_pieces
 from pipeline.tokenizer import spelling, tokenize
@@ -20,6 +20,9 @@ from tasks import registry, vocabulary
 from tasks.cache.manifest import Plan, shard_file
 from tasks.reading import sources
 from tasks.vocabularies import registered
+
+if TYPE_CHECKING:
+    from pipeline.filtering.stages import Filters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Assignment:
         return {shard_file(split, kind, index, plan.shards[split]) for split, index in self.shards}
 
 
-def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:
+def build_piece(job: Job, assignment: Assignment, filters: "Filters | None" = None) -> Counter[str]:
     """Reads a piece and writes its shards; returns counts for the job's metrics.
 
     `filters` count what each rule drops; by default they are made from the plan. Raises a UserError
@@ -72,6 +75,8 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
         lists = [each.sha256 for each in job.plan.exclude or ()]
         excluding = {split: Filter.of_cache(job.folder, lists) for split in writers if lists}
         if filters is None and job.plan.filters:
+            from pipeline.filtering.stages import Filters  # compiled loops take long to import
+
             filters = Filters(job.plan.filters)
         limits = documents.Limits.of(job.plan, job.corpus.max_document_bytes)
         for split, batch in sources.read(job.corpus, assignment.piece):

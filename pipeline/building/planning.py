@@ -8,7 +8,6 @@ from pipeline.building import graph, lifecycle
 from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, origins, translation
 from pipeline.excluding.lists import Given
-from pipeline.filtering import sets
 from pipeline.runners import secret
 from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
@@ -114,7 +113,11 @@ def planned(each: Listed, lists: Sequence[Given]) -> Planned:
     """Returns the plan; `lists` is what `translation.translated` returned for this corpus."""
     of, options, corpus = each.of, each.of.options, each.corpus
     task = of.task
-    filters = sets.resolve(options.filter, options.task_module, of.spec.unit)
+    filters = None
+    if options.filter:
+        from pipeline.filtering import sets  # compiled loops take long to import
+
+        filters = sets.resolve(options.filter, options.task_module, of.spec.unit)
     assignments = assign(corpus.pieces)
     exclude = cache_lists.records(each.existing, lists, options.max_document_bytes, of.folder)
     plan = Plan(

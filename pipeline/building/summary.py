@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.building import graph, lifecycle
 from pipeline.building.options import Options
-from pipeline.filtering.stages import ALONE, FIRST, JUDGED
 from tasks import registry
 from tasks.cache.manifest import Shard
 from tasks.task import TaskSpec
@@ -103,6 +102,8 @@ def counted(shards: list[Shard], field: str) -> Counter[str]:
 
 def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
     """Returns a table of how many documents each rule would drop alone, or drops first."""
+    from pipeline.filtering.stages import ALONE, FIRST, JUDGED
+
     rows = [("documents judged", str(counts[JUDGED, ""]), "")]
     for kind, reason in counts:
         if kind == ALONE:

@@ -88,9 +88,9 @@ def _compile(system: str, processor: str, level: str, path: pathlib.Path) -> Non
         made.replace(path)
 
 
-try:
+if "hatchling" in sys.modules:  # it loads this file as a hook; commands need not import it
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run as a program
+else:
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 

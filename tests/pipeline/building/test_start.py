@@ -13,7 +13,7 @@ from pipeline.build import main
 main(sys.argv[1:])
 print("imported", *sys.modules)
 """
-HEAVY = {"apache_beam", "datasets", "grpc", "pandas", "tokenizers"}
+HEAVY = {"apache_beam", "datasets", "grpc", "numba", "pandas", "tokenizers"}
 
 
 def test_nothing_heavy_is_imported(flags, tmp_path):
