@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow benchmark check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -127,7 +127,7 @@ test-engines: $(VENV)/.engines ## build on clusters of Spark and Ray on this mac
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
 	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=fuzz
 
-# Builds and runs that combine features at random; NIGHTLY=10 makes ten times as many.
+# Builds, runs and tokenizers that combine features at random; NIGHTLY=10 makes ten times as many.
 NIGHTLY ?= 1
 FUZZ = $(BIN)/python -m tests.fuzz $(1) --count=$$(($(2) * $(NIGHTLY))) $(FUZZ_FLAGS)
 
@@ -136,6 +136,9 @@ fuzz-builds: $(VENV)/.dev ## compare 300 random builds, killed, extended and tak
 
 fuzz-runs: $(VENV)/.dev ## compare 60 random runs, killed and resumed, with an oracle
 	$(call FUZZ,runs,60)
+
+fuzz-tokenizers: $(VENV)/.dev ## compare 200 random tokenizers with their libraries, on 100,000 texts each
+	$(call FUZZ,tokenizers,200)
 
 chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 162 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \

@@ -1,4 +1,4 @@
-"""A small sample of the random builds and runs, and that differences are noticed."""
+"""A small sample of random builds, runs and tokenizers, and that differences are noticed."""
 
 import collections
 import sys
@@ -12,9 +12,12 @@ from tests.support.processes import completed
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize(("what", "count"), [("builds", 2), ("runs", 1)])
-def test_a_small_sample_is_equal(what, count, tmp_path):
-    command = [sys.executable, "-m", "tests.fuzz", what, f"--count={count}", "--seed=5"]
+@pytest.mark.parametrize(
+    ("what", "count", "more"),
+    [("builds", 2, ()), ("runs", 1, ()), ("tokenizers", 4, ("--texts=2000",))],
+)
+def test_a_small_sample_is_equal(what, count, more, tmp_path):
+    command = [sys.executable, "-m", "tests.fuzz", what, f"--count={count}", "--seed=5", *more]
     done = completed([*command, "--jobs=1", f"--output={tmp_path}"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{count} random {what}, 0 differences, seed 5, " in done.stdout
