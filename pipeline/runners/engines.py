@@ -63,11 +63,11 @@ def chosen(flags: Any) -> Engine:
             f"--part={flags.part} is for processes that work on this machine, with --workers: "
             f"--runner={flags.runner} spreads all pieces by itself"
         )
+    for other in sorted(ENGINES.keys() - {name}):
+        if len(_unread(flags.runner_flags, [_class(other)])) < len(flags.runner_flags):
+            names = [f"--{each}" for each in _names([_class(other)])]
+            raise UserError(f"only --runner={other} reads {' and '.join(names)}")
     if name not in ENGINES:
-        for other in ENGINES:
-            if len(_unread(flags.runner_flags, [_class(other)])) < len(flags.runner_flags):
-                names = ", ".join(f"--{each}" for each in _names([_class(other)]))
-                raise UserError(f"{names} are for --runner={other}")
         arguments = beam_options.arguments(flags)
         if arguments == [f"--runner={beam_options.IN_PROCESS}"]:
             return local(flags.workers)

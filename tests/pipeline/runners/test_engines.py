@@ -25,7 +25,7 @@ def chosen(build, tmp_path, *flags):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("given", "says"),
     [
         (["--runner=spark", "--workers=2"], "the cluster of --runner=spark has its own workers"),
         (
@@ -34,13 +34,14 @@ def chosen(build, tmp_path, *flags):
         ),
         (["--runner=spark", "--conf=a"], "--conf=a: it must be KEY=VALUE"),
         (["--runner=ray", "--adress=a:1"], "unknown flag --adress (did you mean --address?)"),
-        (["--runner=Ray", "--conf", "a=b"], "--conf has no effect with --runner=ray"),
-        (["--master=local"], "--master, --conf are for --runner=spark"),
+        (["--address=auto"], "only --runner=ray reads --address"),
+        (["--runner=Ray", "--conf", "a=b"], "only --runner=spark reads --master and --conf"),
+        (["--master=local"], "only --runner=spark reads --master and --conf"),
         (["--part=1/2", "--runner=ray"], "--runner=ray spreads all pieces by itself"),
     ],
 )
-def test_flags_that_do_not_go_together(build, tmp_path, flags, says):
-    assert says in chosen(build, tmp_path, *flags)
+def test_flags_that_do_not_go_together(build, tmp_path, given, says):
+    assert says in chosen(build, tmp_path, *given)
 
 
 def test_engines_by_name():

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import build as command
 from pipeline.building import engine, lifecycle
-from pipeline.runners import beam_job
+from pipeline.runners import local_workers
 from pipeline.verification.cache import verify
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
@@ -74,6 +74,8 @@ def test_a_part_that_comes_again_changes_nothing(part, wanted, checksums, capsys
     for name in ("1/2", "2/2"):
         folder = part(name)
     manifest = (folder / "manifest.json").stat()
+    with lock.held(str(folder), "build", "--cache_dir", "1-of-3", shared=True):
+        assert not verify(str(folder))[1]
     for name in ("1/2", "3/4", "0/2"):  # also as a part of another number of parts
         capsys.readouterr()
         part(name)
@@ -138,7 +140,7 @@ def test_a_double_that_no_lock_keeps_away(build, tmp_path, monkeypatch, wanted, 
                 build(tmp_path, PIECES, f"--part={others.pop()}")
         return counts
 
-    monkeypatch.setattr(beam_job, "run", run)
+    monkeypatch.setattr(local_workers, "run", run)
     folder = build(tmp_path, PIECES, "--part=1/2")
     build(tmp_path, PIECES, "--part=2/2")
     assert not others
