@@ -15,7 +15,7 @@ from unittest import mock
 
 import tokenizers
 
-from pipeline.runners import beam_job, beam_options
+from pipeline.runners import beam_options, local_workers
 from tasks.storage import files
 from tests.faults.comparing import differing
 from tests.fuzz import caches, texts
@@ -164,7 +164,7 @@ class Trial:
 
         def prepare() -> None:
             if not self._runner:
-                beam_job.run = functools.partial(_in_random_order, order)
+                local_workers.run = functools.partial(_in_random_order, order)
 
         log = self._folder / f"command-{self._commands}.log"
         return Command(self._folder / "caches", log, prepare)
@@ -173,7 +173,7 @@ class Trial:
         """Builds in this process."""
         self._add_files()
         run = functools.partial(_in_random_order, self.random)
-        with mock.patch.object(beam_job, "run", run):
+        with mock.patch.object(local_workers, "run", run):
             in_process.run(_MODULE, *self.words("caches/a", "--workers=1"))
         for name in self.wanted():
             in_process.run(

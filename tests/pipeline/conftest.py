@@ -4,11 +4,9 @@ import hashlib
 import pathlib
 import signal
 import sys
-from collections import Counter
 
 import pytest
 
-from pipeline.runners import beam_job
 from tasks.reading import stdlib_docs
 from tests.support import corpora, small_tokenizers
 from tests.support.child import beginning
@@ -28,16 +26,6 @@ def documents() -> dict[str, str]:
     """Returns texts by id: some of the standard library's documentation, and special cases."""
     found = {name: text[:4000] for name, text in stdlib_docs.documents().items()}
     return dict(list(found.items())[:2000]) | SPECIAL_CASES
-
-
-@pytest.fixture
-def without_beam(monkeypatch):
-    """Runs a build or a search in this process, where the runner is not what is tested."""
-
-    def run(function, elements, *_, **__):
-        return sum((function(each) for each in elements), Counter())
-
-    monkeypatch.setattr(beam_job, "run", run)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,6 @@ from tests.support.processes import started
 from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 SPANS = registry.get("python_docs_span_corruption")
 
 

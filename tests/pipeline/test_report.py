@@ -12,8 +12,6 @@ from tasks.vocabulary import load
 from tests.support.corpora import write_json
 from tests.support.pages import Page
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 EVIL = "<script>alert('x')</script> & <b>bold</b>"
 # The data of the chart, uPlot, and what draws the chart.
 SCRIPTS = 3

@@ -24,8 +24,6 @@ from tasks.terminal.command_line import UserError
 from tests.support import plain_records
 from tests.support.damage import flip, replaced, truncate
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 FIRST = "train.{}-00000-of-00008"
 
 

@@ -21,8 +21,6 @@ from tests.support import small_tokenizers
 from tests.support.corpora import write_json
 from tests.support.processes import started
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 
 def read_shard(folder, split, index, count):
     """Returns (rows read by the index, index, lineage as a list of dicts)."""

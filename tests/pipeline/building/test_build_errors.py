@@ -163,7 +163,6 @@ def test_folder_without_write_permission(refused, tmp_path):
     assert "permission denied" in refused()
 
 
-@pytest.mark.usefixtures("without_beam")
 def test_a_bug_keeps_its_traceback(flags, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "read", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -8,8 +8,6 @@ from tasks.cache.manifest import CacheManifest
 from tests.support import small_tokenizers
 from tests.support.corpora import write_json
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 TASK = "small_lm"
 ODD = ["e\u0301 ünï çödé — 日本 🇷🇴", "a\x00b", "it spells <|endoftext|> and [SEP]", "\u200b"]
 

@@ -11,8 +11,6 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.support.damage import replaced, truncate
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 TASK = "python_docs_span_corruption"
 
 

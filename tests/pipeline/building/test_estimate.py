@@ -9,8 +9,6 @@ from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 TASK = "python_docs_span_corruption"
 
 

@@ -13,8 +13,6 @@ from tasks.cache.manifest import CacheManifest, as_json
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 
 class Killed(BaseException):
     """Simulates SIGKILL: no code catches it."""

@@ -15,8 +15,6 @@ from tasks.vocabularies.sentencepiece_model import NEW_LAW
 from tests.support.corpora import write_json
 from tests.support.processes import wait_for
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 TASK = "books_span_corruption"
 OF = ("en", "ro")
 

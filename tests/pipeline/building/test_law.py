@@ -17,8 +17,6 @@ from tests.support import small_tokenizers, unigram_laws
 from tests.support.corpora import write_json
 from tests.support.unigram_laws import MODELS, TEXTS
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 NEW = f"--sentencepiece_law={NEW_LAW}"
 
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline import verify as command
 from pipeline.build import main
 from pipeline.building import lifecycle
-from pipeline.runners import beam_job
+from pipeline.runners import local_workers
 from pipeline.verification.cache import verify
 from tasks.cache import following
 from tasks.cache.manifest import PLAN_MARK
@@ -66,7 +66,7 @@ class Runner:
     def __init__(self, monkeypatch):
         self.before = lambda number: None
         self.left = []
-        monkeypatch.setattr(beam_job, "run", self.run)
+        monkeypatch.setattr(local_workers, "run", self.run)
 
     def run(self, function, elements, *_, **__):
         before, self.before = self.before, lambda number: None

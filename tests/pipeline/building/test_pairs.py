@@ -24,8 +24,6 @@ from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds, load
 from tests.support.corpora import write_json
 from tests.support.damage import flip
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 TASK = "qa_supervised"
 
 

@@ -39,7 +39,7 @@ def planted(count=60):
     return texts, wanted
 
 
-def test_planted_duplicates_are_listed(without_beam, tmp_path, capsys):
+def test_planted_duplicates_are_listed(tmp_path, capsys):
     texts, wanted = planted()
     found = search(write(tmp_path / "c.jsonl", texts), tmp_path / "out")
     assert entries(found, [name for name, _ in texts]) == wanted
@@ -58,7 +58,7 @@ def test_planted_duplicates_are_listed(without_beam, tmp_path, capsys):
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_the_list_does_not_depend_on_pieces_and_partitions(without_beam, tmp_path, monkeypatch):
+def test_the_list_does_not_depend_on_pieces_and_partitions(tmp_path, monkeypatch):
     corpus = write(tmp_path / "c.jsonl", planted()[0])
 
     def found(size, name):
@@ -69,7 +69,7 @@ def test_the_list_does_not_depend_on_pieces_and_partitions(without_beam, tmp_pat
     assert {found(10_000, "partitions")} == lists
 
 
-def test_a_chain_of_twins_keeps_the_first(without_beam, tmp_path):
+def test_a_chain_of_twins_keeps_the_first(tmp_path):
     text = words(300, 0)
     texts = [("c", " ".join(words(100, 9)))]
     for number in range(6):
@@ -78,7 +78,7 @@ def test_a_chain_of_twins_keeps_the_first(without_beam, tmp_path):
     assert set(entries(found, [name for name, _ in texts]).values()) == {(NEAR, "t0")}
 
 
-def test_min_similarity_drops_unlike_pairs(without_beam, tmp_path, capsys):
+def test_min_similarity_drops_unlike_pairs(tmp_path, capsys):
     text = words(200, 0)
     half = " ".join([*text[:100], *words(100, 1)])  # similarity a third
     near = " ".join([*text[:150], "other", *text[151:]])
@@ -93,14 +93,14 @@ def test_min_similarity_drops_unlike_pairs(without_beam, tmp_path, capsys):
     assert abs(row["similarity"] - 191 / 201) < 0.1
 
 
-def test_parts_of_a_long_document_are_one_unit(without_beam, tmp_path):
+def test_parts_of_a_long_document_are_one_unit(tmp_path):
     text = " ".join(words(2000, 0))
     texts = [("long", text), ("twin", text.upper()), ("other", " ".join(words(2000, 1)))]
     found = search(write(tmp_path / "c.jsonl", texts), tmp_path / "o", "--max_document_bytes=3000")
     assert entries(found, [name for name, _ in texts]) == {"twin": (EXACT, "long")}
 
 
-def test_documents_of_equal_ids_are_told_apart(without_beam, tmp_path, build):
+def test_documents_of_equal_ids_are_told_apart(tmp_path, build):
     text = " ".join(words(100, 0))
     texts = [("x", text), ("x", text), ("x", " ".join(words(100, 1))), ("y", text)]
     corpus = write(tmp_path / "c.jsonl", texts)
@@ -115,15 +115,13 @@ def test_documents_of_equal_ids_are_told_apart(without_beam, tmp_path, build):
 
 
 @pytest.mark.parametrize("flag", [["--min_similarity=1"], ["--bands=1", "--rows=2"]])
-def test_no_false_positives_are_expected_where_similarities_of_1_are_wanted(
-    without_beam, tmp_path, capsys, flag
-):
+def test_no_false_positives_are_expected_where_similarities_of_1_are_wanted(tmp_path, capsys, flag):
     search(write(tmp_path / "c.jsonl", planted()[0]), tmp_path / "out", *flag)
     assert "false positives" not in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "report.json").read_text())["false_positives"] is None
 
 
-def test_the_first_clean_member_of_a_cluster_is_kept(without_beam, tmp_path):
+def test_the_first_clean_member_of_a_cluster_is_kept(tmp_path):
     question, page = words(20, 1), words(200, 2)
     sets = write(tmp_path / "eval.jsonl", [("q", " ".join(question))])
     texts = [
@@ -139,7 +137,7 @@ def test_the_first_clean_member_of_a_cluster_is_kept(without_beam, tmp_path):
     }
 
 
-def test_exact_duplicates_are_those_of_the_kept_text(without_beam, tmp_path):
+def test_exact_duplicates_are_those_of_the_kept_text(tmp_path):
     page = words(200, 1)
     other = " ".join([*page[:190], *words(10, 2)])
     texts = [("first", " ".join(page)), ("near", other), ("equal", other), ("same", " ".join(page))]
@@ -149,7 +147,7 @@ def test_exact_duplicates_are_those_of_the_kept_text(without_beam, tmp_path):
     }  # fmt: skip
 
 
-def test_contaminated_documents_are_listed(without_beam, tmp_path, capsys):
+def test_contaminated_documents_are_listed(tmp_path, capsys):
     question = words(30, 0)
     phrase = words(13, 1)  # in many documents, as a common phrase is
     sets = write(tmp_path / "eval.jsonl", [
@@ -176,7 +174,7 @@ def test_contaminated_documents_are_listed(without_beam, tmp_path, capsys):
     assert whole.header["kind"] == "ids"
 
 
-def test_pairs_are_compared_by_both_sides(without_beam, tmp_path, vocabulary):
+def test_pairs_are_compared_by_both_sides(tmp_path, vocabulary):
     from pipeline.build import main
 
     rows = [{"id": f"p{n}", "q": " ".join(words(30, n)), "a": " ".join(words(9, -n))}
@@ -197,7 +195,7 @@ def test_pairs_are_compared_by_both_sides(without_beam, tmp_path, vocabulary):
     assert (value["documents"], value["dropped"]) == (9, {EXACT: 1})
 
 
-def test_a_search_and_a_takedown_in_a_failing_bucket(without_beam, tmp_path, in_bucket, build):
+def test_a_search_and_a_takedown_in_a_failing_bucket(tmp_path, in_bucket, build):
     texts, _ = planted(30)
     corpus = write(tmp_path / "c.jsonl", texts)
     reference = search(corpus, tmp_path / "out", "--shard_bytes=20000")
@@ -232,7 +230,7 @@ def python_words(text):
     return re.findall(r"[^\W_]+", text.lower())
 
 
-def test_signatures_estimate_jaccard_similarity(without_beam, tmp_path):
+def test_signatures_estimate_jaccard_similarity(tmp_path):
     rules = engine.Options(corpus="", output="").rules
     from pipeline.deduplication import kernels
     from pipeline.deduplication.contamination import Words
@@ -311,14 +309,14 @@ def test_words(text, count):
         (["--shard_bytes=1000"], "shard_bytes"),
     ],
 )
-def test_mistakes_are_named(without_beam, tmp_path, flags, problem):
+def test_mistakes_are_named(tmp_path, flags, problem):
     corpus = write(tmp_path / "c.jsonl", planted(3)[0])
     search(corpus, tmp_path / "out")
     with pytest.raises(UserError, match=problem):
         search(corpus, tmp_path / "out", *flags)
 
 
-def test_other_folders_are_left_alone(without_beam, tmp_path):
+def test_other_folders_are_left_alone(tmp_path):
     (tmp_path / "mine").touch()
     with pytest.raises(UserError, match=r"holds mine but no plan\.json"):
         search(write(tmp_path.parent / "c.jsonl", planted(3)[0]), tmp_path)
@@ -334,7 +332,7 @@ def test_other_folders_are_left_alone(without_beam, tmp_path):
         ),
     ],
 )
-def test_workers_and_kills_do_not_change_the_list(without_beam, tmp_path, moments, alone):
+def test_workers_and_kills_do_not_change_the_list(tmp_path, moments, alone):
     """Two workers are killed at some moments; this process `alone`, or two more, finish."""
     texts, wanted = planted(300)
     corpus = write(tmp_path / "c.jsonl", texts)
@@ -361,7 +359,7 @@ def test_workers_and_kills_do_not_change_the_list(without_beam, tmp_path, moment
     assert sorted(os.listdir(output)) == ["exclude.arrow", "plan.json", "report.json"]
 
 
-def test_a_search_in_parts(corpus, without_beam, tmp_path, capsys):
+def test_a_search_in_parts(corpus, tmp_path, capsys):
     def search(folder, *more):
         given = f"--corpus={corpus}", f"--output={tmp_path / folder}", "--shard_bytes=100000"
         dedup.main([*given, *more])

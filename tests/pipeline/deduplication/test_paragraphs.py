@@ -11,7 +11,7 @@ from tasks.terminal.command_line import UserError
 from tests.pipeline.deduplication.texts import entries, search, sha256, words, write
 
 
-def test_paragraphs_are_cut(without_beam, tmp_path, build):
+def test_paragraphs_are_cut(tmp_path, build):
     header = "This very same notice of eight words and more begins every page."
     pages = [" ".join(words(40, number)) for number in range(20)]
     texts = [(f"p{number}", f"{header}\n\n{page}") for number, page in enumerate(pages)]
@@ -31,7 +31,7 @@ def test_paragraphs_are_cut(without_beam, tmp_path, build):
     assert rows[0] == rows[1]
 
 
-def test_a_list_of_paragraphs_for_a_changed_corpus(without_beam, tmp_path, build, capsys):
+def test_a_list_of_paragraphs_for_a_changed_corpus(tmp_path, build, capsys):
     header = "This very same notice of eight words and more begins every page."
     texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]
     search(write(tmp_path / "c.jsonl", texts), tmp_path / "out", "--unit=paragraph")
@@ -48,7 +48,7 @@ def test_a_list_of_paragraphs_for_a_changed_corpus(without_beam, tmp_path, build
     assert verify.main([f"--cache={cache}"]) == 0
 
 
-def test_a_listed_paragraph_and_a_null_document_of_the_same_id(without_beam, tmp_path, build):
+def test_a_listed_paragraph_and_a_null_document_of_the_same_id(tmp_path, build):
     notice = " ".join(words(9, 1))
     texts = [("1", notice), ("2", f"{notice}\nmore"), ("2", None), ("3", "fine")]
     corpus = write(tmp_path / "c.jsonl", texts)
@@ -61,7 +61,7 @@ def test_a_listed_paragraph_and_a_null_document_of_the_same_id(without_beam, tmp
     assert verify.main([f"--cache={cache}"]) == 0
 
 
-def test_later_parts_of_a_document_whose_first_part_was_cut(without_beam, tmp_path, build):
+def test_later_parts_of_a_document_whose_first_part_was_cut(tmp_path, build):
     notice = " ".join(words(10, 1))
     long = notice + "\n" + "\n".join(f"q{number:017}" for number in range(20))
     corpus = write(tmp_path / "c.jsonl", [("1", notice), ("L", long), ("3", "fine")])
@@ -75,9 +75,7 @@ def test_later_parts_of_a_document_whose_first_part_was_cut(without_beam, tmp_pa
     assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/ids.txt"]) == 0
 
 
-def test_a_takedown_after_which_nothing_is_left_out(
-    without_beam, tmp_path, build, checksums, monkeypatch
-):
+def test_a_takedown_after_which_nothing_is_left_out(tmp_path, build, checksums, monkeypatch):
     notice = " ".join(words(10, 1))
     texts = [("a", notice), ("b", f"{notice}\nshort line here"), ("c", "x")]
     corpus = write(tmp_path / "c.jsonl", texts)
@@ -99,7 +97,7 @@ def test_a_takedown_after_which_nothing_is_left_out(
     assert checksums(cache) == checksums(build(tmp_path / "b", *flags, given))
 
 
-def test_a_given_list_of_paragraphs_that_were_all_cut(without_beam, tmp_path, build):
+def test_a_given_list_of_paragraphs_that_were_all_cut(tmp_path, build):
     example = " ".join(words(20, 7))
     sets = write(tmp_path / "eval.jsonl", [("q", example)])
     notice = "This very same notice of eight words and more begins every page."
@@ -119,7 +117,7 @@ def test_a_given_list_of_paragraphs_that_were_all_cut(without_beam, tmp_path, bu
     assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/all/exclude.arrow"]) == 1
 
 
-def test_verification_counts_cut_paragraphs(without_beam, tmp_path, build, capsys):
+def test_verification_counts_cut_paragraphs(tmp_path, build, capsys):
     header = "This very same notice of eight words and more begins every page."
     texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]
     texts += [("only", header), ("dropped", f"{header}\nshort")]
@@ -145,7 +143,7 @@ def test_verification_counts_cut_paragraphs(without_beam, tmp_path, build, capsy
     assert what in capsys.readouterr().out
 
 
-def test_paragraphs_are_kept_where_their_document_stays(without_beam, tmp_path, build):
+def test_paragraphs_are_kept_where_their_document_stays(tmp_path, build):
     text, other = (" ".join(words(count, seed)) for count, seed in ((300, 1), (100, 2)))
     notice = "This very same notice of eight words and more ends two pages."
     texts = [("w", text), ("x", f"{text}\n{notice}"), ("y", f"{other}\n{notice}")]

@@ -27,8 +27,6 @@ from tasks.cache.windows import Windows
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 
 class Killed(BaseException):
     """Simulates SIGKILL: no code catches it."""

@@ -22,8 +22,6 @@ from tests.support import small_tokenizers
 from tests.support.packed import tar
 from tests.support.plain_records import read_rows
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 LANGUAGES = ("en", "ro")
 
 

@@ -14,8 +14,6 @@ from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 
-pytestmark = pytest.mark.usefixtures("without_beam")
-
 GIVEN = ("--filter=gopher_quality?min_words=10&min_stop_words=1", "--filter=c4,pii")
 SMALL = "--shard_bytes=50000"
 

@@ -32,7 +32,7 @@ def wanted(build, checksums, tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture
-def part(build, tmp_path, without_beam):
+def part(build, tmp_path):
     """Returns a function that builds a part in this process, and returns the cache's folder."""
     return lambda name, *more: build(tmp_path, PIECES, f"--part={name}", *more)
 
@@ -221,7 +221,7 @@ def test_a_dry_run_of_a_part(build, tmp_path, capsys):
     assert to_do("--part=1/4") == pytest.approx(to_do() / 4, rel=0.2)
 
 
-def test_faulty_documents_are_counted_over_all_parts(build, tmp_path, without_beam):
+def test_faulty_documents_are_counted_over_all_parts(build, tmp_path):
     rows = ['{"text": "good"}'] * 400 + ['{"text": ["no text"]}'] * 60
     (tmp_path / "bad.jsonl").write_text("\n".join(rows))
     given = f"--corpus=json:{tmp_path}/bad.jsonl?validation=0", "--shard_bytes=1000"
@@ -236,7 +236,7 @@ def test_faulty_documents_are_counted_over_all_parts(build, tmp_path, without_be
     assert (folder / "COMPLETED").exists()
 
 
-def test_languages_in_parts(vocabulary, tmp_path, without_beam, capsys):
+def test_languages_in_parts(vocabulary, tmp_path, capsys):
     for language in ("ro", "en"):
         rows = [json.dumps({"text": f"{language} {number}"}) for number in range(300)]
         (tmp_path / f"{language}.jsonl").write_text("\n".join(rows))
@@ -261,7 +261,7 @@ def test_languages_in_parts(vocabulary, tmp_path, without_beam, capsys):
     assert content("parts") == content("whole")
 
 
-def test_extended_and_taken_down_in_parts(vocabulary, tmp_path, without_beam):
+def test_extended_and_taken_down_in_parts(vocabulary, tmp_path):
     def build(cache_dir, *more):
         command.main(
             [
