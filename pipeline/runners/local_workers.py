@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
+from tasks.storage import lock
 from tasks.terminal import child
 from tasks.terminal.command_line import UserError
 from tasks.terminal.interrupt import shielded
@@ -126,6 +127,7 @@ def _started(work: _Work, running: dict[Connection, int]) -> Connection:
         elif process := os.fork():
             running[ours] = process
         else:
+            lock.leave_to_parent()
             _serve_and_end(theirs, work, parent)
     theirs.close()
     if not forks:

@@ -143,6 +143,7 @@ def _delete(lock: Store, generation: str) -> None:
 def _local(folder: str, name: str, what: str, flag: str, part: str) -> Iterator[Lock]:
     path = os.path.join(files.local_path(folder), name)
     descriptor = _open_current(path, folder, what, flag)
+    _held.add(descriptor)
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps(_holder(part)).encode())
@@ -151,7 +152,19 @@ def _local(folder: str, name: str, what: str, flag: str, part: str) -> Iterator[
         # Deleted while locked: a waiting process notices, and makes a new file.
         with contextlib.suppress(OSError):
             os.unlink(path)
+        _held.discard(descriptor)
         os.close(descriptor)
+
+
+# Descriptors of this process's local locks.
+_held: set[int] = set()
+
+
+def leave_to_parent() -> None:
+    """Gives up the locks that a fork has inherited, so that they end with its parent."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
 
 
 class _OfFile(Lock):

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from pipeline.runners import failures, local_workers
+from tasks.storage import lock
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from tests.support.processes import completed, wait_for, workers_of
@@ -122,6 +123,20 @@ def test_counts_are_summed(tmp_path, kind):
     assert sum(counts.values()) == 50
     assert f"by {os.getpid()}" not in counts
     assert not workers_of(os.getpid())
+
+
+def locked(path: str) -> dict[str, int]:
+    descriptors = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return {"open": sum(os.path.realpath(each) == path for each in descriptors)}
+
+
+def test_a_worker_does_not_keep_its_parents_lock(tmp_path):
+    """A killed command must not lock its folder until its workers have gone, too."""
+    with lock.held(str(tmp_path), "build", "--cache_dir"):
+        path = str(tmp_path / lock.LOCK)
+        assert locked(path) == {"open": 1}
+        assert not local_workers.run(locked, [path] * 4, str(tmp_path), 2)["open"]
+    assert not (tmp_path / lock.LOCK).exists()
 
 
 def fails(error: BaseException) -> dict[str, int]:
