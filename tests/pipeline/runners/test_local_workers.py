@@ -130,8 +130,9 @@ def locked(path: str) -> dict[str, int]:
     return {"open": sum(os.path.realpath(each) == path for each in descriptors)}
 
 
-def test_a_worker_does_not_keep_its_parents_lock(tmp_path):
+def test_a_worker_does_not_keep_its_parents_lock(tmp_path, monkeypatch):
     """A killed command must not lock its folder until its workers have gone, too."""
+    monkeypatch.setattr(local_workers, "_THREADED", frozenset())  # they are forked
     with lock.held(str(tmp_path), "build", "--cache_dir"):
         path = str(tmp_path / lock.LOCK)
         assert locked(path) == {"open": 1}
