@@ -1,7 +1,6 @@
 """A job on Apache Spark: on a standalone cluster, YARN, Kubernetes or one machine, by pyspark.
 
-A piece is a task of its own. Spark repeats the tasks of lost executors and may run a slow one
-twice; its driver takes one result of each, so every piece counts once.
+A piece is a task. Spark repeats lost tasks, may run slow ones twice, and counts one result of each.
 """
 
 import contextlib
@@ -70,8 +69,7 @@ class Spark:
         """Yields the connection to the cluster, after printing the address of the job's page."""
         from pyspark import SparkConf, SparkContext
 
-        # Every worker's Python, by its path there.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a path on every worker
         conf = SparkConf().setAppName(f"palimpsest {folder}")
         if self.master:
             conf.setMaster(self.master)
@@ -94,7 +92,6 @@ class Spark:
 
 
 def _look(context: Any) -> None:
-    """Says so if no worker has joined."""
     with contextlib.suppress(Exception):  # the job may have ended
         if context._jsc.sc().getExecutorMemoryStatus().size() < 2:  # the driver is one
             print(
