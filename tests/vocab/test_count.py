@@ -7,10 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.reading import sources
 from tests.support.corpora import write_json
+from tests.support.counted_words import passages, words_of
 from vocab import count, word_splitter
 
 DRAW = random.Random(1)
@@ -24,8 +26,7 @@ def text(number):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "text.jsonl"
-    write_json(path, [*(text(200) for _ in range(120)), {"text": 5}])
-    return str(path)
+    return write_json(path, [*(text(200) for _ in range(120)), {"text": 5}]) + "?validation=0"
 
 
 def hash_of(word):
@@ -35,8 +36,8 @@ def hash_of(word):
 KEY = "0123456789abcdef"
 
 
-def job(corpus, folder, piece_bytes=1 << 15, batch_bytes=1 << 20):
-    found = sources.resolve(sources.parse(f"json:{corpus}?validation=0"), piece_bytes)
+def job(spec, folder, piece_bytes=1 << 15, batch_bytes=1 << 20):
+    found = sources.resolve(sources.parse(spec), piece_bytes)
     splitter = word_splitter.Splitter(word_splitter.normaliser("nmt_nfkc", False, ()), (), False)
     return count.Job(str(folder), KEY, found, splitter, batch_bytes)
 
@@ -52,7 +53,7 @@ def as_dict(counts):
 
 def test_all_words_are_counted(corpus, tmp_path):
     expected: Counter[str] = Counter()
-    with open(corpus) as file:
+    with open(corpus.removeprefix("json:").partition("?")[0]) as file:
         for line in file:
             value = json.loads(line)["text"]
             expected.update("▁" + word for word in str(value).split() if isinstance(value, str))
@@ -71,6 +72,43 @@ def test_all_words_are_counted(corpus, tmp_path):
         "distinct_words_kept": len(expected),
         "threshold": 1.0,
     }
+
+
+def test_files_keep_their_bytes(tmp_path):
+    # A run that resumes reads the files that an earlier version wrote.
+    numbers = (60, 3000, 1, 900, 0, 2000)
+    documents = [" ".join(random.Random(each).choices(WORDS, k=each)) for each in numbers]
+    pairs = list(zip(documents, reversed(documents), strict=True))
+    rows = [{"inputs": inputs, "targets": targets} for inputs, targets in pairs]
+    rows.insert(3, {"inputs": None, "targets": "a"})
+    spec = write_json(tmp_path / "pairs.jsonl", rows)
+    counted = job(f"{spec}?inputs=inputs&targets=targets&validation=0", tmp_path, 1 << 30, 9000)
+    count.run(counted, None)
+    schema = pa.schema({"hash": pa.uint64(), "word": pa.large_string(), "count": pa.int64()})
+    options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    with pq.ParquetWriter(tmp_path / "expected", schema, **options) as writer:
+        batch = []
+        for passage in (each for pair in pairs for side in pair for each in passages(side)):
+            batch.append(passage)
+            if sum(map(len, batch)) >= 9000:
+                write(writer, Counter(words_of(counted.splitter, batch)))
+                batch = []
+        write(writer, Counter(words_of(counted.splitter, batch)))
+        size = sum(map(len, documents)) * 2
+        statistics = {"documents": 6, "bytes": size, "left_out": {"null": 1}}
+        writer.add_key_value_metadata({"statistics": json.dumps(statistics)})
+    (path,) = tmp_path.glob("counts-*")
+    assert path.read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def write(writer, counts):
+    words = sorted(counts, key=lambda word: (hash_of(word) % 64, word))
+    for part in range(64):
+        chosen = [word for word in words if hash_of(word) % 64 == part]
+        numbers = [counts[word] for word in chosen]
+        columns = [list(map(hash_of, chosen)), chosen, numbers]
+        table = pa.table(dict(zip(writer.schema.names, columns, strict=True)), writer.schema)
+        writer.write_table(table, row_group_size=max(1, len(chosen)))
 
 
 @pytest.fixture(scope="module")

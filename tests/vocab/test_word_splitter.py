@@ -1,7 +1,6 @@
 """The words counted are the words that SentencePiece's trainers would see."""
 
 import io
-import re
 from collections import Counter
 from hashlib import blake2b
 
@@ -15,9 +14,9 @@ from hypothesis import strategies as st
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
+from tests.support.counted_words import passages, words_of
 from vocab import extend, learn, word_splitter
 from vocab.count import Counts
-from vocab.word_splitter import SPACE
 
 
 def splitter(*symbols, name="nmt_nfkc", keep=False):
@@ -40,38 +39,6 @@ def counted(splitter, texts, limit=1 << 40):
         take()
     take()
     return found, sizes
-
-
-def passages(text):
-    """Yields a document in passages, cut at line ends, failing that at sentence ends or spaces."""
-    start, most = 0, word_splitter.PASSAGE_CHARACTERS
-    while start < len(text):
-        end = start + most
-        if end < len(text):
-            cuts = (text.rfind(mark, start, end) + len(mark) for mark in ("\n", ". ", " "))
-            end = next((cut for cut in cuts if cut > start + most // 2), end)
-        yield text[start:end]
-        start = end
-
-
-SIGNS, LETTERS = word_splitter._SIGNS, word_splitter._LETTERS
-CUT = re.compile(f"(?<=[{LETTERS}])(?=[{SIGNS}])|(?<=[{SIGNS}])(?=[{LETTERS}])")
-RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
-
-
-def words_of(splitter, texts):
-    """Yields the words of texts, found with regular expressions and SentencePiece."""
-    normalize = sentencepiece.SentencePieceProcessor(model_proto=splitter.model).normalize
-    marks = sorted([*splitter.symbols, *word_splitter._NEVER], key=len, reverse=True)
-    split = re.compile("|".join(map(re.escape, marks))).split
-    for passage in (each for text in texts for each in passages(text)):
-        for part in split(normalize(passage)):
-            words = [SPACE + word for word in part.split(SPACE)]
-            words[0] = words[0].removeprefix(SPACE)
-            for word in RUNS.findall(part) if splitter.space_runs else words:
-                for cut in CUT.split(word):
-                    for start in range(0, len(cut), word_splitter.LONGEST_WORD):
-                        yield cut[start : start + word_splitter.LONGEST_WORD]
 
 
 SYMBOLS = ("<s>", "<s><t>", "世", "\n", "\n\n", "ab")
