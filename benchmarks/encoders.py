@@ -8,6 +8,7 @@ one encodes one in ten again. Prints a line of JSON and writes a checksum of eac
 FOLDER/TEXT.ENCODER.VERSION.npy. Needs only NumPy and the encoder.
 """
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -25,7 +26,11 @@ _SLOW = ("sentencepiece", "tokenizers")
 
 
 def encoder(name, model):
-    """Returns (a function from bytes and ends of documents to its argument, the encoder)."""
+    """Returns three functions, of which the second is measured.
+
+    They make its argument from bytes and ends of documents, encode it, and make a list of the ids
+    of each document of the result.
+    """
     is_json = model.lstrip()[:1] == b"{"
 
     def strings(data, ends):
@@ -43,44 +48,40 @@ def encoder(name, model):
             offsets = pa.py_buffer(np.array([0, *ends], np.int64))
             return pa.LargeStringArray.from_buffers(len(ends), offsets, pa.py_buffer(data))
 
-        return array, lambda texts: np.split(*_split(*fast.encode(texts)))
+        return array, fast.encode, lambda found: np.split(found[0], np.cumsum(found[1])[:-1])
     if name == "sentencepiece":
         import sentencepiece
 
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        return strings, lambda texts: processor.encode(texts, num_threads=1)
+        return strings, lambda texts: processor.encode(texts, num_threads=1), list
     if name == "tokenizers":
         import tokenizers
 
         made = tokenizers.Tokenizer.from_str(model.decode())
-        plain = {"add_special_tokens": False}
-        return strings, lambda texts: made.encode_batch_fast(texts, **plain)
+        fast = functools.partial(made.encode_batch_fast, add_special_tokens=False)
+        return strings, fast, lambda found: [each.ids for each in found]
     if name == "gigatoken":
         import gigatoken
 
         kind = gigatoken.Tokenizer
         made = (kind.from_json if is_json else kind.from_sentencepiece)(model)
         # Faster than encode_batch, which makes an awkward array.
-        return strings, lambda texts: [made.backend.encode(text) for text in texts]
+        return strings, lambda texts: [made.backend.encode(text) for text in texts], list
     import fastokens
 
     made = fastokens.Tokenizer.from_json_str(model.decode())
 
-    def flat(texts):
-        ids, offsets = made.encode_batch_flat(texts)
-        return np.split(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.uint64)[1:-1])
+    def parts(found):
+        ids, offsets = (np.frombuffer(*each) for each in zip(found, ("u4", "u8"), strict=True))
+        return np.split(ids, offsets[1:-1])
 
-    return strings, flat
-
-
-def _split(tokens, lengths):
-    return tokens, np.cumsum(lengths)[:-1]
+    return strings, made.encode_batch_flat, parts
 
 
 def measure(name, model, path, output):
     """Returns (MB/s of the first pass, MB/s of the second)."""
     data, ends = path.read_bytes(), np.load(path.with_suffix(".ends.npy"))
-    prepare, encode = encoder(name, model)
+    prepare, encode, separate = encoder(name, model)
     speeds, sums = [], []
     for step in (1, 10 if name in _SLOW else 1):
         seconds, size = 0.0, 0
@@ -93,11 +94,19 @@ def measure(name, model, path, output):
             seconds += time.process_time() - start
             size += int(some[-1]) - begin
             if not speeds:
-                ids = (np.asarray(getattr(each, "ids", each), np.int32) for each in found)
+                ids = (np.asarray(each, np.int32) for each in separate(found))
                 sums += [zlib.crc32(each.tobytes()) for each in ids]
         speeds.append(size / 1e6 / seconds)
     np.save(output, np.array(sums, np.uint32))
     return speeds
+
+
+def _most_memory():
+    """Returns the most megabytes that the process held."""
+    status = pathlib.Path("/proc/self/status")
+    if status.exists():  # the other number counts what its parent held when it forked
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def main(name, vocabulary, folder):
@@ -113,7 +122,7 @@ def main(name, vocabulary, folder):
             found["texts"][path.stem] = measure(name, model, path, output)
     except Exception as error:  # encoders raise what they like for a vocabulary that they lack
         found["why"] = f"{type(error).__name__}: {error}"
-    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    found["memory"] = _most_memory()
     print(json.dumps(found))
 
 

@@ -13,33 +13,38 @@ typedef struct {
   const u8 *begins_odd;
 } Added;
 
-// First bytes of tokens: a set if all are ASCII.
+// First bytes of tokens, a set if all are ASCII, and bytes that may follow one of them.
 typedef struct {
   const u8 *begins;
   AsciiSet set;
   bool ascii;
+  bool follows[256];
 } First;
 
-static First first_of(const u8 *begins) {
-  First first = {begins, {{0}}, true};
+static First first_of(const i64 *tokens, const u8 *begins) {
+  First first = {begins, {{0}}, true, {false}};
   for (int byte = 0; byte < 256; byte++) {
     if (!begins[byte]) continue;
     if (byte < 128)
       add_to_set(&first.set, (u8)byte);
     else
       first.ascii = false;
+    i64 node = trie_child(tokens, tokens[0], (u8)byte);
+    for (int next = 0; next < 256; next++)
+      first.follows[next] |=
+          trie_value(node) >= 0 || trie_has(trie_child(tokens, node, (u8)next), (u8)next);
   }
   return first;
 }
 
 // Returns the next byte that may begin a token, or `end`.
 INLINE const u8 *next_first(const First *first, const u8 *at, const u8 *end) {
-  while (first->ascii && at + BLOCK <= end) {
+  for (; first->ascii && at + BLOCK < end; at += BLOCK) {
     u32 found = block_mask(block_in(block_load(at), &first->set));
-    if (found) return at + __builtin_ctz(found);
-    at += BLOCK;
+    for (; found; found &= found - 1)
+      if (first->follows[at[__builtin_ctz(found) + 1]]) return at + __builtin_ctz(found);
   }
-  while (at < end && !first->begins[*at]) at++;
+  while (at < end && !(first->begins[*at] && (at + 1 == end || first->follows[at[1]]))) at++;
   return at;
 }
 
@@ -74,7 +79,8 @@ INLINE void add_part(Parts *parts, i64 end, i32 given, i64 owner) {
 EXPORT i64 cut_at_tokens(const Added *added, const u8 *data, const i64 *offsets, const i32 *given,
                          const i64 *owners, i64 count, i64 *of_ends, i32 *of_given, i64 *of_owners,
                          i64 room) {
-  const First tokens = first_of(added->begins), odd = first_of(added->begins_odd);
+  const First tokens = first_of(added->tokens, added->begins);
+  const First odd = first_of(added->odd, added->begins_odd);
   Parts parts = {of_ends, of_given, of_owners, 0, room};
   for (i64 part = 0; part < count; part++) {
     const u8 *begin = data + offsets[part], *end = data + offsets[part + 1], *at = begin;

@@ -16,9 +16,9 @@
 #define TEXT (-1)
 #define REFUSED (-2)
 
-#define AHEAD 64                // words whose entries are fetched before they are needed
-#define NONE 0xFFFFFFFFu        // rank of a pair that is not merged
-#define SHORT_LENGTH WORD_BYTES // of words whose pairs are searched one after the other
+#define AHEAD 64  // words whose entries are fetched before they are needed, at least a block's
+#define NONE 0xFFFFFFFFu         // rank of a pair that is not merged
+#define SHORT_LENGTH WORD_BYTES  // of words whose pairs are searched one after the other
 
 // A tokenizer; `_Rules` in byte_pairs.py has the same fields.
 typedef struct {
@@ -307,9 +307,15 @@ static i64 ids_of_word(Encoder *e, const u8 *word, i64 length) {
   return merge_long(e, word, length, e->ids);
 }
 
-// Appends the ids of a word that the memo lacks; returns the new end of `out`, NULL if memory is
-// short.
-static i32 *encode_new(Encoder *e, const u8 *word, i64 length, Key key, u64 hash, i32 *out) {
+// Appends the ids of a word that is not in its line of the memo, or has its ids in the pool; returns
+// the new end of `out`, NULL if memory is short.
+static __attribute__((noinline)) i32 *encode_other(Encoder *e, const u8 *word, i64 length, Key key,
+                                                   i32 *out) {
+  const u64 hash = memo_hash(key);
+  if (length <= WORD_BYTES) {
+    const WordEntry *entry = word_memo_find(&e->memo, key, hash, word, length);
+    if (entry) return out + word_ids(&e->memo, entry, e->memo.wide, out);
+  }
   i64 count = ids_of_word(e, word, length);
   if (count < 0) return NULL;
   memcpy(out, e->ids, (size_t)count * sizeof(i32));
@@ -321,28 +327,24 @@ static i32 *encode_new(Encoder *e, const u8 *word, i64 length, Key key, u64 hash
 INLINE i32 *encode_words(Encoder *e, const u8 *text, const u32 *places, i64 count, bool wide,
                          i32 *out) {
   Key keys[AHEAD];
-  u64 hashes[AHEAD];
-  WordMemo memo = e->memo;  // not read again after each id is written
+  const WordEntry *lines[AHEAD];
+  const WordMemo memo = e->memo;
   for (i64 i = 0; i < count; i++) {
-    i64 length = places[i + 1] - places[i];
-    if (UNLIKELY(length > WORD_BYTES)) continue;
-    keys[i] = memo_key(text + places[i], length);
-    hashes[i] = memo_hash(keys[i]);
-    __builtin_prefetch(word_line(&memo, hashes[i]));
+    const i64 length = places[i + 1] - places[i];
+    // No word has the other key.
+    keys[i] = LIKELY(length <= WORD_BYTES) ? memo_key(text + places[i], length) : (Key){0, ~0ull};
+    lines[i] = word_line(&memo, memo_hash(keys[i]));
+    __builtin_prefetch(lines[i]);
   }
   for (i64 i = 0; i < count; i++) {
-    const u8 *word = text + places[i];
-    i64 length = places[i + 1] - places[i];
-    const WordEntry *entry = NULL;
-    if (LIKELY(length <= WORD_BYTES))
-      entry = word_memo_find(&memo, keys[i], hashes[i], word, length);
-    if (LIKELY(entry)) {
-      out += word_ids(&memo, entry, wide, out);
+    const WordEntry *entry = lines[i] + key_equal(lines[i][1].key, keys[i]);
+    // Lines of a memo that has grown since are in its first half, and hold other words at worst.
+    if (LIKELY(key_equal(entry->key, keys[i]) && entry->count != POOLED)) {
+      out += inline_ids(entry, wide, out);
       continue;
     }
-    out = encode_new(e, word, length, keys[i], hashes[i], out);
-    if (!out) return NULL;
-    memo = e->memo;
+    out = encode_other(e, text + places[i], places[i + 1] - places[i], keys[i], out);
+    if (UNLIKELY(!out)) return NULL;
   }
   return out;
 }

@@ -6,27 +6,34 @@
 
 #define BIT(i) (1ull << (i))
 
-static void ascii_sets(const u8 *kinds, AsciiSet sets[4]) {
-  memset(sets, 0, 4 * sizeof(AsciiSet));
-  for (int byte = 0; byte < 128; byte++) {
-    u8 kind = kinds[byte] & (u8)~CHANGES;
-    add_to_set(&sets[kind == NEWLINE ? SPACE : kind], (u8)byte);
+// Sets of ASCII bytes, as bits of LOW[byte & 15] & HIGH[byte >> 4]: letters of rows 4 and 6, and of
+// rows 5 and 7, numbers, the blank, line ends, other white space, the apostrophe, and all.
+#define LETTER_BITS 0
+#define NUMBER_BIT 2
+#define BLANK_BIT 3
+#define LINE_BIT 4
+#define SPACE_BIT 5
+#define APOSTROPHE_BIT 6
+#define ASCII_BIT 7
+static const u8 LOW[16] = {0x8E, 0x87, 0x87, 0x87, 0x87, 0x87, 0x87, 0xC7,
+                           0x87, 0xA7, 0x93, 0xA1, 0xA1, 0x91, 0x81, 0x81};
+static const u8 HIGH[16] = {0xB0, 0x80, 0xC8, 0x84, 0x81, 0x82, 0x81, 0x82};
+
+INLINE Classes ascii_classes(const u8 *text, u64 *ascii) {
+  Classes c = {0};
+  *ascii = 0;
+  for (int at = 0; at < 64; at += BLOCK) {
+    Block block = block_look_up(block_load(text + at), LOW, HIGH);
+    c.letters |= (u64)(block_bit(block, LETTER_BITS) | block_bit(block, LETTER_BITS + 1)) << at;
+    c.numbers |= (u64)block_bit(block, NUMBER_BIT) << at;
+    c.blanks |= (u64)block_bit(block, BLANK_BIT) << at;
+    c.lines |= (u64)block_bit(block, LINE_BIT) << at;
+    c.spaces |= (u64)block_bit(block, SPACE_BIT) << at;
+    c.apostrophes |= (u64)block_bit(block, APOSTROPHE_BIT) << at;
+    *ascii |= (u64)block_bit(block, ASCII_BIT) << at;
   }
-}
-
-// Returns 64 bits, one for each byte of `text` in the set.
-INLINE u64 mask_in(const u8 *text, const AsciiSet *set) {
-  u64 mask = 0;
-  for (int at = 0; at < 64; at += BLOCK)
-    mask |= (u64)block_mask(block_in(block_load(text + at), set)) << at;
-  return mask;
-}
-
-INLINE u64 mask_equal(const u8 *text, u8 byte) {
-  u64 mask = 0;
-  for (int at = 0; at < 64; at += BLOCK)
-    mask |= (u64)block_mask(block_equal(block_load(text + at), block_of(byte))) << at;
-  return mask;
+  c.spaces |= c.blanks | c.lines;
+  return c;
 }
 
 // The last character of 64 bytes may reach into the next, which receive the rest of its bits.
@@ -71,20 +78,12 @@ static u64 add_others(const u8 *kinds, const u8 *text, u64 high, Classes *c, Res
 }
 
 bool classify(const WordRules *rules, const u8 *text, i64 size, Classes *classes) {
-  AsciiSet sets[4];
   Rest rest = {0, 0, 0, 0};
   u64 met = 0;
-  ascii_sets(rules->kinds, sets);
   for (i64 at = 0; at < size; at += 64, text += 64, classes++) {
     u64 valid = size - at < 64 ? BIT(size - at) - 1 : ~0ull;
-    Classes c = {0};
-    c.letters = mask_in(text, &sets[LETTER]);
-    c.numbers = mask_in(text, &sets[NUMBER]);
-    c.spaces = mask_in(text, &sets[SPACE]);
-    c.lines = mask_equal(text, '\n') | mask_equal(text, '\r');
-    c.blanks = mask_equal(text, ' ');
-    c.apostrophes = mask_equal(text, '\'');
-    u64 ascii = c.letters | c.numbers | c.spaces | mask_in(text, &sets[OTHER]);
+    u64 ascii;
+    Classes c = ascii_classes(text, &ascii);
     if (UNLIKELY(~ascii & valid)) met |= add_others(rules->kinds, text, ~ascii & valid, &c, &rest);
     c.letters &= valid;
     c.numbers &= valid;

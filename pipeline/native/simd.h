@@ -8,6 +8,8 @@ typedef struct {
   u8 low[16];
 } AsciiSet;
 
+// block_look_up returns low[byte & 15] & high[byte >> 4] of each byte, where the upper half of `high`
+// is 0; block_bit the mask of one bit of the bytes.
 INLINE void add_to_set(AsciiSet *set, u8 byte) { set->low[byte & 15] |= (u8)(1u << (byte >> 4)); }
 
 #if defined(__AVX2__)
@@ -32,6 +34,13 @@ INLINE Block block_in(Block block, const AsciiSet *set) {
   Block found = _mm256_and_si256(_mm256_shuffle_epi8(low, block), high);  // 0 from 0x80 on
   return _mm256_cmpeq_epi8(found, high) & ~_mm256_cmpeq_epi8(high, _mm256_setzero_si256());
 }
+INLINE u32 block_bit(Block block, int bit) { return block_mask(_mm256_slli_epi16(block, 7 - bit)); }
+INLINE Block block_look_up(Block block, const u8 low[16], const u8 high[16]) {
+  const Block lows = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)low));
+  const Block highs = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)high));
+  Block nibble = _mm256_and_si256(_mm256_srli_epi16(block, 4), _mm256_set1_epi8(15));
+  return _mm256_and_si256(_mm256_shuffle_epi8(lows, block), _mm256_shuffle_epi8(highs, nibble));
+}
 #elif defined(__SSSE3__)
 #include <immintrin.h>
 #define BLOCK 16
@@ -52,6 +61,13 @@ INLINE Block block_in(Block block, const AsciiSet *set) {
   Block found = _mm_and_si128(_mm_shuffle_epi8(low, block), high);
   return _mm_andnot_si128(_mm_cmpeq_epi8(high, _mm_setzero_si128()), _mm_cmpeq_epi8(found, high));
 }
+INLINE u32 block_bit(Block block, int bit) { return block_mask(_mm_slli_epi16(block, 7 - bit)); }
+INLINE Block block_look_up(Block block, const u8 low[16], const u8 high[16]) {
+  const Block lows = _mm_loadu_si128((const __m128i *)low);
+  const Block highs = _mm_loadu_si128((const __m128i *)high);
+  Block nibble = _mm_and_si128(_mm_srli_epi16(block, 4), _mm_set1_epi8(15));
+  return _mm_and_si128(_mm_shuffle_epi8(lows, block), _mm_shuffle_epi8(highs, nibble));
+}
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #define BLOCK 16
@@ -71,6 +87,13 @@ INLINE Block block_in(Block block, const AsciiSet *set) {
   const Block bits = {1, 2, 4, 8, 16, 32, 64, 128, 0, 0, 0, 0, 0, 0, 0, 0};
   Block low = vqtbl1q_u8(vld1q_u8(set->low), vandq_u8(block, vdupq_n_u8(15)));
   return vtstq_u8(low, vqtbl1q_u8(bits, vshrq_n_u8(block, 4)));
+}
+INLINE u32 block_bit(Block block, int bit) {
+  return block_mask(vtstq_u8(block, vdupq_n_u8((u8)(1u << bit))));
+}
+INLINE Block block_look_up(Block block, const u8 low[16], const u8 high[16]) {
+  Block lows = vqtbl1q_u8(vld1q_u8(low), vandq_u8(block, vdupq_n_u8(15)));
+  return vandq_u8(lows, vqtbl1q_u8(vld1q_u8(high), vshrq_n_u8(block, 4)));
 }
 #else
 #define BLOCK 8
@@ -110,6 +133,15 @@ INLINE Block block_in(Block block, const AsciiSet *set) {
     u8 byte = block.bytes[i];
     block.bytes[i] = byte < 0x80 && set->low[byte & 15] >> (byte >> 4) & 1 ? 0xFF : 0;
   }
+  return block;
+}
+INLINE u32 block_bit(Block block, int bit) {
+  for (int i = 0; i < BLOCK; i++) block.bytes[i] = (u8)(block.bytes[i] << (7 - bit));
+  return block_mask(block);
+}
+INLINE Block block_look_up(Block block, const u8 low[16], const u8 high[16]) {
+  for (int i = 0; i < BLOCK; i++)
+    block.bytes[i] = low[block.bytes[i] & 15] & high[block.bytes[i] >> 4];
   return block;
 }
 #endif

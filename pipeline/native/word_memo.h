@@ -49,28 +49,31 @@ INLINE const WordEntry *word_memo_find(const WordMemo *memo, Key key, u64 hash, 
   return word_memo_search(memo, key, hash, text, length);
 }
 
-// Writes the ids of an entry to `out`, of which ID_SLACK more can be written; returns their number.
-// `wide` is the memo's.
-INLINE i64 word_ids(const WordMemo *memo, const WordEntry *entry, bool wide, i32 *out) {
-  i64 count = entry->count;
-  if (UNLIKELY(count == POOLED)) {
-    u64 place;
-    memcpy(&place, entry->ids, 8);
-    const u32 *record = memo->pool + place;
-    count = record[1];
-    memcpy(out, record + 2 + (record[0] + 3) / 4, (size_t)count * 4);
-    return count;
-  }
+// Writes the ids of an entry that holds them itself to `out`, of which ID_SLACK more can be written;
+// returns their number. `wide` is the memo's.
+INLINE i64 inline_ids(const WordEntry *entry, bool wide, i32 *out) {
+  const u8 *ids = (const u8 *)entry + sizeof(Key);
   if (!wide) {
-    u16 ids[8];
-    memcpy(ids, (const u8 *)entry + sizeof(Key), 16);
-    for (int i = 0; i < 8; i++) out[i] = ids[i];
-    return count;
+    u16 narrow[8];
+    memcpy(narrow, ids, 16);
+    for (int i = 0; i < 8; i++) out[i] = narrow[i];
+    return entry->count;
   }
   for (int i = 0; i < WIDE_IDS; i++) {
     u32 id;
-    memcpy(&id, (const u8 *)entry + sizeof(Key) + 3 * i, 4);
+    memcpy(&id, ids + 3 * i, 4);
     out[i] = (i32)(id & 0xFFFFFF);
   }
+  return entry->count;
+}
+
+// The same for any entry.
+INLINE i64 word_ids(const WordMemo *memo, const WordEntry *entry, bool wide, i32 *out) {
+  if (LIKELY(entry->count != POOLED)) return inline_ids(entry, wide, out);
+  u64 place;
+  memcpy(&place, entry->ids, 8);
+  const u32 *record = memo->pool + place;
+  const i64 count = record[1];
+  memcpy(out, record + 2 + (record[0] + 3) / 4, (size_t)count * 4);
   return count;
 }

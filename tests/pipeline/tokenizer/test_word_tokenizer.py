@@ -450,6 +450,15 @@ def test_tables_of_characters_are_the_librarys():
     kinds = both("gpt2")[0].words.kinds
     assert (kinds == byte_level.SPACE).sum() == 23
     assert (kinds == byte_level.NEWLINE).sum() == 2
+    # pipeline/native/byte_words.c has those of ASCII in tables of its own.
+    of_ascii = [
+        byte_level.LETTER if chr(point).isalpha() else byte_level.NUMBER
+        for point in range(128)
+        if chr(point).isalnum()
+    ]
+    assert kinds[[point for point in range(128) if chr(point).isalnum()]].tolist() == of_ascii
+    assert np.flatnonzero(kinds[:128] == byte_level.SPACE).tolist() == [9, 11, 12, 32]
+    assert np.flatnonzero(kinds[:128] == byte_level.NEWLINE).tolist() == [10, 13]
     for pattern, kind in ((r"\p{L}", byte_level.LETTER), (r"\p{N}", byte_level.NUMBER)):
         rule = pre_tokenizers.Split(Regex(pattern), "isolated")
         for point in (*range(0x500), 0x1B44, 0x30A0, 0xFF11, 0x1D7CE, 0x20000, 0x10FFFF):
