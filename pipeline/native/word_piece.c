@@ -212,7 +212,7 @@ static i64 find_words(Encoder *e, const u8 *at, const u8 *end, const u8 *readabl
   end_if_inside(e, &s);
   *words = s.ended;
   *chunks = s.chunks;
-  e->chunks[s.chunks] = (i32)s.ended;
+  if (s.chunks) e->chunks[s.chunks] = (i32)s.ended;
   return DONE;
 }
 

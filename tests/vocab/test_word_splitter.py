@@ -73,12 +73,31 @@ def test_any_number_of_distinct_words_is_counted(word):
     assert found == Counter(words_of(SPLITTERS[4], [" ".join(words), " ".join(words[::2])]))
 
 
-@given(st.text(st.sampled_from("ab.\n €é"), max_size=200).map(lambda text: text * 60))
-@settings(max_examples=50)
+HALF = word_splitter.PASSAGE_CHARACTERS // 2
+# A mark that ends just before, at or after the earliest place where a passage may end.
+EDGES = [
+    "é" * (HALF - place) + mark + weaker * HALF
+    for mark, weaker in (("\n", ". é"), (". ", " é"), (" ", "aé"))
+    for place in range(4)
+]
+
+
+def check_passages(document):
+    expected = [len(each.encode()) for each in passages(document)]
+    _, sizes = counted(SPLITTERS[4], [document], limit=1)  # each passage fills a batch
+    assert sizes == [*expected, 0]
+
+
+@given(st.text(st.sampled_from("ab.\n €é") | st.sampled_from("b€é"), max_size=200))
 def test_passages_end_at_lines_sentences_or_spaces(text):
-    # Every passage fills a batch of one byte.
-    _, sizes = counted(SPLITTERS[4], [text], limit=1)
-    assert sizes == [*(len(each.encode()) for each in passages(text)), 0]
+    check_passages(text * 60)
+
+
+@pytest.mark.parametrize("document", EDGES, ids=range(len(EDGES)))
+def test_passages_end_in_their_second_half(document):
+    check_passages(document)
+    first = len(next(passages(document)).encode())
+    assert counted(SPLITTERS[4], [document], limit=first)[1][0] == first
 
 
 def test_a_vocabulary_with_bare_spaces_is_refused():

@@ -146,6 +146,11 @@ def test_real_text(name):
     assert fast.refused - before <= 0.01 * len(texts)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_empty_texts_come_first(name):
+    assert_equal(of(MAKERS[name]()), ["", "", "the", ""])
+
+
 def assert_every_character(name: str, points: list[int]) -> None:
     """Each character between letters, numbers, spaces and lines, and after an apostrophe."""
     around = ("a{0}a1{0}2 {0} !{0}!\n{0}\t", "{0} {0}  {0}\n {0}", "'{0}x 'l{0}", "{0}b{0}")
