@@ -1,14 +1,30 @@
 """Parquet: one document per row."""
 
-from collections.abc import Collection
-from typing import IO, Any
+import bisect
+import collections
+import contextlib
+import itertools
+import os
+from collections.abc import Collection, Iterator
+from typing import IO, TYPE_CHECKING, Any
 
 from tasks.reading import batches, compression, opening
 from tasks.reading.batches import Batches
 from tasks.reading.columns import Columns
-from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.corpus import (
+    COLUMN_OPTIONS,
+    Corpus,
+    CorpusSpec,
+    FilePart,
+    FileRange,
+    Member,
+    SourceFile,
+)
 from tasks.reading.formats import tables
 from tasks.storage import files, store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Bytes to read ahead per column of a local file.
 _COLUMN_BYTES = 1 << 20
@@ -17,8 +33,8 @@ _COLUMN_BYTES = 1 << 20
 class Parquet:
     """The format `parquet`; a document without an id gets its row number.
 
-    Ranges are in rows. A part that begins inside a row group decodes the group's earlier rows to
-    skip them.
+    Ranges are in rows. A part that begins inside a row group goes on with the decoder of a part
+    before it that this process read last, or decodes the group's earlier rows to skip them.
     """
 
     options = COLUMN_OPTIONS
@@ -38,31 +54,106 @@ class Parquet:
                 row += group.num_rows
         return found
 
+    def __init__(self) -> None:
+        # At most one: a deque's methods are safe in threads.
+        self._paused: collections.deque[_Decoder] = collections.deque(maxlen=1)
+
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
-        texts = Columns(corpus.spec).names
-        with opening.open_file(part.file, ahead=0) as handle:
-            parquet = _open(handle, part.file.path)
-            wanted = tables.wanted(corpus.spec, parquet.schema_arrow)
-            stop = part.stop or 0
-            following = 0
-            for index in range(parquet.num_row_groups):
-                group = parquet.metadata.row_group(index)
-                row, following = following, following + group.num_rows
-                if not group.num_rows or following <= part.start or row >= stop:
-                    continue
-                # Arrow decodes this many rows at once: about one batch if rows have similar sizes.
-                average = _column_bytes(group, texts) / group.num_rows
-                rows = int(min(batch_documents, max(1, batches.BATCH_BYTES / max(average, 1))))
-                for batch in parquet.iter_batches(rows, [index], wanted, use_threads=False):
-                    first, last = max(part.start - row, 0), min(stop - row, batch.num_rows)
-                    if first < last:
-                        ours = batch.slice(first, last - first)
-                        yield from tables.documents(
-                            corpus, part.file.name, ours, row + first, batch_documents
-                        )
-                    row += batch.num_rows
-                    if row >= stop:
-                        break
+        decoder = self._decoder(corpus, part, batch_documents)
+        try:
+            for row, batch in decoder.until(part.stop or 0):
+                first, last = max(part.start - row, 0), min((part.stop or 0) - row, batch.num_rows)
+                if first < last:
+                    ours = batch.slice(first, last - first)
+                    yield from tables.documents(
+                        corpus, part.file.name, ours, row + first, batch_documents
+                    )
+        except BaseException:
+            decoder.handle.close()
+            raise
+        # A member of an archive shares its position in the archive's copy.
+        if decoder.ended or isinstance(part.file, Member):
+            decoder.handle.close()
+        else:
+            self._paused.append(decoder)
+
+    def _decoder(self, corpus: Corpus, part: FilePart, batch_documents: int) -> "_Decoder":
+        """Returns the decoder of an earlier part, if this part follows in its row group."""
+        file = part.file
+        # Processes that were forked share the position in an open file.
+        key = (
+            os.getpid(),
+            file.path,
+            file.bytes,
+            file.etag,
+            file.written,
+            corpus.spec,
+            batch_documents,
+        )
+        with contextlib.suppress(IndexError):
+            paused = self._paused.pop()
+            if paused.key == key and paused.reaches(part.start):
+                return paused
+            paused.handle.close()
+        handle = opening.open_file(file, ahead=0)
+        try:
+            return _Decoder(key, handle, _open(handle, file.path), corpus.spec, part.start)
+        except BaseException:
+            handle.close()
+            raise
+
+
+class _Decoder:
+    """Decodes a file's rows in order, from the row group of `start` on, and can be paused.
+
+    Arrow decodes a row group from its beginning only, and one may hold a whole file.
+    """
+
+    def __init__(self, key: Any, handle: IO[bytes], parquet: Any, spec: CorpusSpec, start: int):
+        self.key, self.handle = key, handle
+        self._parquet, self._texts = parquet, Columns(spec).names
+        self._wanted = tables.wanted(spec, parquet.schema_arrow)
+        groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+        self._ends = list(itertools.accumulate(group.num_rows for group in groups))
+        self._batches = self._decoded(bisect.bisect_right(self._ends, start), key[-1])
+        self._current: tuple[int, Any] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._current is None
+
+    def reaches(self, row: int) -> bool:
+        """Whether the next rows lead to `row` within one row group."""
+        assert self._current
+        at = self._current[0]
+        return at <= row and bisect.bisect_right(self._ends, at) == bisect.bisect_right(
+            self._ends, row
+        )
+
+    def until(self, stop: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
+        """Yields (number of its first row, batch), up to that of row stop - 1."""
+        current = self._current or next(self._batches, None)
+        while current and current[0] < stop:
+            yield current
+            row, batch = current
+            if row + batch.num_rows > stop:
+                break
+            current = next(self._batches, None)
+        self._current = current
+
+    def _decoded(self, first: int, documents: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
+        for index in range(first, len(self._ends)):
+            group = self._parquet.metadata.row_group(index)
+            row = self._ends[index] - group.num_rows
+            if not group.num_rows:
+                continue
+            # Arrow decodes this many rows at once: about one batch if rows have similar sizes.
+            average = _column_bytes(group, self._texts) / group.num_rows
+            rows = int(min(documents, max(1, batches.BATCH_BYTES / max(average, 1))))
+            decoded = self._parquet.iter_batches(rows, [index], self._wanted, use_threads=False)
+            for batch in decoded:
+                yield row, batch
+                row += batch.num_rows
 
 
 def _open(handle: IO[bytes], path: str) -> Any:
