@@ -85,6 +85,7 @@ def run(job: Job, runner: engines.Engine | None) -> None:
                 _count_piece(job, (number, piece), show)
                 done += piece.bytes
     elif missing:
+        runner.check(job.corpus.spec, job.folder)
         slim = dataclasses.replace(job, corpus=engines.without_pieces(job.corpus))
         with engines.files_shown(title, job.folder, sizes, "B"):
             runner.run(functools.partial(_count_piece, slim), missing, job.folder)

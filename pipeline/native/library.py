@@ -10,6 +10,8 @@ import numpy as np
 from pipeline.native import build
 from tasks.terminal.command_line import UserError
 
+_INSTALL = "install again, in a clone with `make install` or `pip install --editable .`"
+
 
 @functools.cache
 def path() -> pathlib.Path:
@@ -24,17 +26,23 @@ def path() -> pathlib.Path:
     if not found:
         raise UserError(
             f"{build.FOLDER} has no compiled code for {system} on {processor}, or only that of "
-            "other sources: install again, in a clone with `make install` or `pip install "
-            "--editable .`"
+            f"other sources: {_INSTALL}"
         )
     # The last level runs everywhere.
-    return found[0] if ctypes.CDLL(str(found[-1])).has_v3() else found[-1]
+    return found[0] if _loaded(found[-1]).has_v3() else found[-1]
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """Returns the library; calls release Python's lock."""
-    return ctypes.CDLL(str(path()))
+    return _loaded(path())
+
+
+def _loaded(file: pathlib.Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError as error:
+        raise UserError(f"{file} cannot be loaded ({error}): delete it, and {_INSTALL}") from error
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:

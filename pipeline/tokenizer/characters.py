@@ -120,8 +120,10 @@ def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
     found = np.full(POINTS, KEEP, np.int32)
     right_sides: dict[str, int] = {}
     size = 1  # index 0 means no replacement
-    for character, shown in _rendered(normaliser, decomposes).items():
-        if shown is None:
+    rendered = _rendered(normaliser, decomposes)
+    alone = {each for each, shown in rendered.items() if shown == f" {each} "}
+    for character, shown in rendered.items():
+        if shown is None or _joins(shown, alone):
             action = REFUSE
         elif shown == f" {character} ":
             action = ALONE
@@ -141,6 +143,14 @@ def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
         "right_sides": np.frombuffer(blob, np.uint8),
         "longest": max([4, *(len(shown.encode()) for shown in right_sides)]),
     }
+
+
+def _joins(shown: str, alone: set[str]) -> bool:
+    """Whether a character that elsewhere is a word joins others, so that text tells no words."""
+    first, *inner = shown.split(" ")
+    last = [inner.pop()] if inner else []
+    long = (each for each in inner if len(each) > 1)
+    return any(not alone.isdisjoint(each) for each in (first, *last, *long))
 
 
 def _rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:

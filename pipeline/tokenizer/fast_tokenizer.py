@@ -93,7 +93,10 @@ class _Model(ctypes.Structure):
 
 
 class FastTokenizer:
-    """Encoder with the ids of a SentencePiece model; `refused` counts texts left to the library."""
+    """Encoder with the ids of a SentencePiece model; `refused` counts texts left to the library.
+
+    Several threads need several encoders.
+    """
 
     def __init__(self, tables: Tables, processor: Any):
         self.refused = 0
@@ -263,8 +266,11 @@ def _pieces(proto: Any, law: str) -> dict[str, Any]:
                 byte_ids[int(piece.piece[3:5], 16)] = number
     if not normal or len({key for key, _ in normal}) < len(normal):
         raise Unsupported("it has no pieces, or a repeated piece")
-    if not unigram and any(len(text) == 1 for text in special):
-        raise Unsupported("it is BPE and has a control piece of one character")
+    if not unigram:
+        # The library looks for control pieces first. Source: model_interface.cc, PieceToId.
+        of_keys = {text.replace(_SPACE, " ").encode() for text in special}
+        if any(len(text) == 1 for text in special) or any(key in of_keys for key, _ in normal):
+            raise Unsupported("it is BPE and has a control piece that text may hold")
     of_type = [piece for piece in proto.pieces if piece.type == piece.NORMAL]
     lowest = np.float32(min((piece.score for piece in of_type), default=np.finfo(np.float32).max))
     highest = np.float32(max([np.finfo(np.float32).tiny, *(piece.score for piece in of_type)]))

@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,8 +24,8 @@ def load_or_make(
         with np.load(path, allow_pickle=False) as kept:
             arrays = {name: kept[name] for name in names}
         return {name: array if array.ndim else array.item() for name, array in arrays.items()}
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
-        pass  # missing or damaged: make the tables
+    except Exception:
+        pass
     made = make()
     with contextlib.suppress(OSError):  # no writable home: continue without a cache
         os.makedirs(_folder(), exist_ok=True)

@@ -160,7 +160,8 @@ def tokenizer(model: bytes, codec: tokenizer_json.TokenizersCodec) -> WordTokeni
     of = rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
     if of.places is None:
         passes, refused = added_tokens.passes(codec.tokenizer)
-        assert not refused
+        if refused:
+            raise Unsupported(f"its added token {sorted(refused)[0]} is found in normalised text")
         return WordPieceTokenizer(_actions(of), passes, _word_pieces(of), codec)
     merges = _merges(of)
     if of.is_bytes:

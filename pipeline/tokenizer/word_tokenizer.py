@@ -25,7 +25,10 @@ _DONE, _NORMALISE, _LIBRARY, _NO_MEMORY, _GROW = range(5)
 
 
 class WordTokenizer:
-    """Encoder with a tokenizer.json's ids; `refused` counts texts left to the library in part."""
+    """Encoder with a tokenizer.json's ids; `refused` counts texts left to the library in part.
+
+    Several threads need several encoders.
+    """
 
     # Whether the library must normalise texts that the code stops at.
     _normalises = False

@@ -202,9 +202,11 @@ class Trial:
             )
         else:
             made = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=30))
-            normaliser = normalizers.BertNormalizer(
+            bert = normalizers.BertNormalizer(
                 **{name: draw.random() < 0.5 for name in ("clean_text", "lowercase")}
             )
+            steps = [bert, draw.choice([normalizers.NFKD(), normalizers.Lowercase()])]
+            normaliser = draw.choice([bert, normalizers.Sequence(draw.sample(steps, 2))])
             made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
             made.decoder = decoders.WordPiece()
             trainer = trainers.WordPieceTrainer(

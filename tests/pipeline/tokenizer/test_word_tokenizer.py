@@ -151,6 +151,16 @@ def test_empty_texts_come_first(name):
     assert_equal(of(MAKERS[name]()), ["", "", "the", ""])
 
 
+def test_characters_that_are_words_only_where_they_are_written():
+    """The normaliser sets 一 apart, and then makes 一 of its radical, which it leaves in a word."""
+    bert = normalizers.BertNormalizer(strip_accents=False, lowercase=False)
+    tokenizer = word_piece(normalizers.Sequence([bert, normalizers.NFKD()]))
+    for order in (1, -1):
+        pair = of(tokenizer)
+        assert_equal(pair, ["the一he", "the⼀he", "the/he", "the℀he", "a/c", "℀"][::order])
+        assert pair[0].refused == 1
+
+
 def assert_every_character(name: str, points: list[int]) -> None:
     """Each character between letters, numbers, spaces and lines, and after an apostrophe."""
     around = ("a{0}a1{0}2 {0} !{0}!\n{0}\t", "{0} {0}  {0}\n {0}", "'{0}x 'l{0}", "{0}b{0}")
@@ -426,6 +436,9 @@ REFUSED = {
     "normalizer NFC": lambda: word_piece(normalizers.NFC()),
     "token Zed is found in normalised text": lambda: added(
         word_piece(normalizers.BertNormalizer()), AddedToken("Zed", normalized=True)
+    ),
+    "token Yod is found in normalised text": lambda: added(
+        word_piece(normalizers.Sequence([])), AddedToken("Yod", normalized=True)
     ),
     "changes the added token e\u0301": lambda: added(
         bpe(gpt2_words(), normalizers.NFC()), AddedToken("e\u0301", normalized=True)
