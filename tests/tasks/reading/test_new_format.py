@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.corpora import write_json
 from tests.support.extending import example
+from tests.support.plain_records import without_plan
 from tests.support.processes import started
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -42,6 +43,7 @@ def run(tree, *arguments):
 
 
 READ = """
+import hashlib
 import json
 import fasta
 from tasks.reading import sources
@@ -80,7 +82,7 @@ def test_a_vocabulary_and_a_cache_are_built_of_it(tree, sequences):
         "--vocab_size=600", "--task_module=fasta", "--workers=2",
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
-    digests = {}
+    found = {}
     for corpus in ("fasta:a.fasta", "json:a.jsonl"):
         built = run(
             tree, "-m", "pipeline.build", "--task=rlm_span_corruption", f"--corpus={corpus}",
@@ -89,10 +91,10 @@ def test_a_vocabulary_and_a_cache_are_built_of_it(tree, sequences):
         )  # fmt: skip
         assert built.returncode == 0, built.stderr
         folder = tree / corpus[:4] / "rlm_span_corruption"
-        digests[corpus] = {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in folder.iterdir()
+        found[corpus] = {
+            path.name: without_plan(data) if "receipt" in path.name else data
+            for path, data in ((each, each.read_bytes()) for each in folder.iterdir())
             if path.name.startswith(("train", "validation"))
         }
-    assert len(digests["fasta:a.fasta"]) > 4
-    assert digests["fasta:a.fasta"] == digests["json:a.jsonl"]
+    assert len(found["fasta:a.fasta"]) > 4
+    assert found["fasta:a.fasta"] == found["json:a.jsonl"]
