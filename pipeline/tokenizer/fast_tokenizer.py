@@ -202,7 +202,8 @@ def normaliser(proto: Any) -> dict[str, Any]:
     spec = proto.normalizer_spec
     if not spec.escape_whitespaces:
         raise Unsupported("its spaces are not escaped")
-    rules, right_sides = np.zeros(1, np.uint32), np.zeros(1, np.uint8)
+    # A root whose children are beyond the array: no byte begins a rule, not even byte 0.
+    rules, right_sides = np.array([256 << 10], np.uint32), np.zeros(1, np.uint8)
     if blob := spec.precompiled_charsmap:
         # Source: `normalizer.cc`, DecodePrecompiledCharsMap.
         size = int.from_bytes(blob[:4], "little")

@@ -128,6 +128,16 @@ def test_long_texts_without_a_space(models, name):
     assert (fast.refused > 0) == (name == "bpe")
 
 
+def test_zero_bytes_without_normalisation_take_linear_time(models):
+    def plain(proto):
+        proto.normalizer_spec.precompiled_charsmap = b""
+
+    fast, processor = both(changed(models["unigram"], plain))
+    assert_equal(fast, processor, ["\0" * 5000 + "a", "\0a\0\0b"])
+    tokens, _ = fast.encode(pa.array(["\0" * 2_000_000]))  # hours if in quadratic time
+    assert tokens.tolist() == processor.encode("\0")
+
+
 @pytest.mark.parametrize("name", ["unigram", "bytes", "bpe"])
 def test_a_small_memo_forgets(models, name, monkeypatch):
     monkeypatch.setattr(fast_tokenizer, "_MEMO_ENTRIES", 64)
