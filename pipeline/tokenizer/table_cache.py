@@ -24,7 +24,7 @@ def load_or_make(
         with np.load(path, allow_pickle=False) as kept:
             arrays = {name: kept[name] for name in names}
         return {name: array if array.ndim else array.item() for name, array in arrays.items()}
-    except Exception:
+    except Exception:  # missing, or damaged in any way
         pass
     made = make()
     with contextlib.suppress(OSError):  # no writable home: continue without a cache

@@ -81,15 +81,7 @@ class Parquet:
         """Returns the decoder of an earlier part, if this part follows in its row group."""
         file = part.file
         # Processes that were forked share the position in an open file.
-        key = (
-            os.getpid(),
-            file.path,
-            file.bytes,
-            file.etag,
-            file.written,
-            corpus.spec,
-            batch_documents,
-        )
+        key = os.getpid(), file, corpus.spec, batch_documents
         with contextlib.suppress(IndexError):
             paused = self._paused.pop()
             if paused.key == key and paused.reaches(part.start):
@@ -116,30 +108,27 @@ class _Decoder:
         groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
         self._ends = list(itertools.accumulate(group.num_rows for group in groups))
         self._batches = self._decoded(bisect.bisect_right(self._ends, start), key[-1])
-        self._current: tuple[int, Any] | None = None
+        self._row = start  # of the next batch, or earlier in its row group
+        self._current: tuple[int, Any] | None = None  # a batch that the next part begins in
 
     @property
     def ended(self) -> bool:
-        return self._current is None
+        return self._row >= max(self._ends, default=0)
 
     def reaches(self, row: int) -> bool:
         """Whether the next rows lead to `row` within one row group."""
-        assert self._current
-        at = self._current[0]
-        return at <= row and bisect.bisect_right(self._ends, at) == bisect.bisect_right(
-            self._ends, row
-        )
+        group = bisect.bisect_right(self._ends, self._row)
+        return self._row <= row and group == bisect.bisect_right(self._ends, row)
 
     def until(self, stop: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
         """Yields (number of its first row, batch), up to that of row stop - 1."""
-        current = self._current or next(self._batches, None)
-        while current and current[0] < stop:
+        while self._row < stop and (current := self._current or next(self._batches, None)):
             yield current
             row, batch = current
             if row + batch.num_rows > stop:
-                break
-            current = next(self._batches, None)
-        self._current = current
+                self._row, self._current = row, current
+                return
+            self._row, self._current = row + batch.num_rows, None
 
     def _decoded(self, first: int, documents: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
         for index in range(first, len(self._ends)):
