@@ -26,10 +26,10 @@ _SLOW = ("sentencepiece", "tokenizers")
 
 
 def encoder(name, model):
-    """Returns three functions, of which the second is measured.
+    """Returns (prepare, encode, separate); only the second function is measured.
 
-    They make its argument from bytes and ends of documents, encode it, and make a list of the ids
-    of each document of the result.
+    They make the encoder's argument from bytes and ends of documents, encode it, and turn the
+    result into a list with the ids of each document.
     """
     is_json = model.lstrip()[:1] == b"{"
 

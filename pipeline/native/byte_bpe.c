@@ -331,7 +331,7 @@ INLINE i32 *encode_words(Encoder *e, const u8 *text, const u32 *places, i64 coun
   const WordMemo memo = e->memo;
   for (i64 i = 0; i < count; i++) {
     const i64 length = places[i + 1] - places[i];
-    // No word has the other key.
+    // A longer word has a key that no word in the memo has.
     keys[i] = LIKELY(length <= WORD_BYTES) ? memo_key(text + places[i], length) : (Key){0, ~0ull};
     lines[i] = word_line(&memo, memo_hash(keys[i]));
     __builtin_prefetch(lines[i]);

@@ -8,9 +8,10 @@ typedef struct {
   u8 low[16];
 } AsciiSet;
 
-// block_look_up returns low[byte & 15] & high[byte >> 4] of each byte, where the upper half of `high`
-// is 0; block_bit the mask of one bit of the bytes.
 INLINE void add_to_set(AsciiSet *set, u8 byte) { set->low[byte & 15] |= (u8)(1u << (byte >> 4)); }
+
+// For each kind of processor: block_look_up returns low[byte & 15] & high[byte >> 4] for each byte, if
+// the upper half of `high` is 0; block_bit returns the mask of one bit of the bytes.
 
 #if defined(__AVX2__)
 #include <immintrin.h>

@@ -146,7 +146,10 @@ def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
 
 
 def _joins(shown: str, alone: set[str]) -> bool:
-    """Whether a character that elsewhere is a word joins others, so that text tells no words."""
+    """Returns whether a character joins others here and is a word of its own elsewhere.
+
+    Then normalised text does not determine its words. `shown` has a space at each word border.
+    """
     first, *inner = shown.split(" ")
     last = [inner.pop()] if inner else []
     long = (each for each in inner if len(each) > 1)

@@ -289,8 +289,28 @@ def _pieces(proto: Any, law: str) -> dict[str, Any]:
         # A sum over ids counts an unknown character once, at its first byte.
         continues = (np.arange(256) & 0xC0) == 0x80
         scores[byte_ids] = np.where(continues, 0.0, scores[unknown_id])
+    return {
+        "kind": _UNIGRAM if unigram else _BPE,
+        "law": LAWS.index(law),
+        "trie": trie.build(normal),
+        "frozen": trie.build(symbols),
+        "scores": scores,
+        "unknown_id": unknown_id,
+        "byte_ids": byte_ids,
+        "has_bytes": kinds.byte_fallback,
+        "cost": float(np.abs(used).max()),
+        **_pairs([key.decode() for key, _ in normal]),
+    }
+
+
+def _pairs(pieces: list[str]) -> dict[str, Any]:
+    """Returns the sets of adjacent characters in pieces, for pipeline/native/cuts.h.
+
+    `ascii_pairs`: uint8[128 * 128], by first and second character; `pairs`: uint64[power of two],
+    bits by hash; `spaces_apart`: whether no piece has a space after another character.
+    """
     # No piece has a line end, so it separates them.
-    points = np.frombuffer("\n".join(key.decode() for key, _ in normal).encode("utf-32-le"), "<u4")
+    points = np.frombuffer("\n".join(pieces).encode("utf-32-le"), "<u4")
     adjacent = np.unique(points[:-1].astype(np.uint64) << np.uint64(32) | points[1:])
     left, right = (adjacent >> np.uint64(32)).astype(np.uint32), adjacent.astype(np.uint32)
     # With 16 bits per pair, one in 16 borders is missed, which only costs time.
@@ -302,15 +322,6 @@ def _pieces(proto: Any, law: str) -> dict[str, Any]:
     )  # fmt: skip
     space, line = ord(" "), ord("\n")
     return {
-        "kind": _UNIGRAM if unigram else _BPE,
-        "law": LAWS.index(law),
-        "trie": trie.build(normal),
-        "frozen": trie.build(symbols),
-        "scores": scores,
-        "unknown_id": unknown_id,
-        "byte_ids": byte_ids,
-        "has_bytes": kinds.byte_fallback,
-        "cost": float(np.abs(used).max()),
         "ascii_pairs": ascii_pairs,
         "pairs": pairs,
         "spaces_apart": bool(np.isin(left[right == space], [space, line]).all()),

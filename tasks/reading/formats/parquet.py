@@ -26,6 +26,8 @@ from tasks.storage import files, store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_Key = tuple[int, SourceFile, CorpusSpec, int]
+
 # Bytes to read ahead per column of a local file.
 _COLUMN_BYTES = 1 << 20
 
@@ -40,6 +42,10 @@ class Parquet:
     options = COLUMN_OPTIONS
     ranges_are_rows = True
 
+    def __init__(self) -> None:
+        # At most one: a deque's methods are safe in threads.
+        self._paused: collections.deque[_Decoder] = collections.deque(maxlen=1)
+
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         with opening.open_file(file, ahead=0) as handle:
             parquet = _open(handle, file.path)
@@ -53,10 +59,6 @@ class Parquet:
                     found.append(FileRange(row, row + group.num_rows, size, raw_ids=raw_ids))
                 row += group.num_rows
         return found
-
-    def __init__(self) -> None:
-        # At most one: a deque's methods are safe in threads.
-        self._paused: collections.deque[_Decoder] = collections.deque(maxlen=1)
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         decoder = self._decoder(corpus, part, batch_documents)
@@ -89,7 +91,7 @@ class Parquet:
             paused.handle.close()
         handle = opening.open_file(file, ahead=0)
         try:
-            return _Decoder(key, handle, _open(handle, file.path), corpus.spec, part.start)
+            return _Decoder(key, handle, _open(handle, file.path), part.start)
         except BaseException:
             handle.close()
             raise
@@ -98,16 +100,18 @@ class Parquet:
 class _Decoder:
     """Decodes a file's rows in order, from the row group of `start` on, and can be paused.
 
-    Arrow decodes a row group from its beginning only, and one may hold a whole file.
+    Arrow decodes a row group from its beginning only, and one may hold a whole file. Decoders with
+    the same `key`, (process, file, corpus, most documents of a batch), yield the same batches.
     """
 
-    def __init__(self, key: Any, handle: IO[bytes], parquet: Any, spec: CorpusSpec, start: int):
+    def __init__(self, key: _Key, handle: IO[bytes], parquet: Any, start: int):
+        _, _, spec, documents = key
         self.key, self.handle = key, handle
         self._parquet, self._texts = parquet, Columns(spec).names
         self._wanted = tables.wanted(spec, parquet.schema_arrow)
         groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
         self._ends = list(itertools.accumulate(group.num_rows for group in groups))
-        self._batches = self._decoded(bisect.bisect_right(self._ends, start), key[-1])
+        self._batches = self._decoded(bisect.bisect_right(self._ends, start), documents)
         self._row = start  # of the next batch, or earlier in its row group
         self._current: tuple[int, Any] | None = None  # a batch that the next part begins in
 
@@ -116,12 +120,12 @@ class _Decoder:
         return self._row >= max(self._ends, default=0)
 
     def reaches(self, row: int) -> bool:
-        """Whether the next rows lead to `row` within one row group."""
+        """Returns whether `row` is among the rows that are left of the current row group."""
         group = bisect.bisect_right(self._ends, self._row)
         return self._row <= row and group == bisect.bisect_right(self._ends, row)
 
     def until(self, stop: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
-        """Yields (number of its first row, batch), up to that of row stop - 1."""
+        """Yields batches up to the one with row stop - 1, each after its first row's number."""
         while self._row < stop and (current := self._current or next(self._batches, None)):
             yield current
             row, batch = current

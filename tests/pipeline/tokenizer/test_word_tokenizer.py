@@ -468,7 +468,7 @@ def test_tables_of_characters_are_the_librarys():
     kinds = both("gpt2")[0].words.kinds
     assert (kinds == byte_level.SPACE).sum() == 23
     assert (kinds == byte_level.NEWLINE).sum() == 2
-    # pipeline/native/byte_words.c has those of ASCII in tables of its own.
+    # The tables of ASCII in pipeline/native/byte_words.c say the same.
     of_ascii = [
         byte_level.LETTER if chr(point).isalpha() else byte_level.NUMBER
         for point in range(128)

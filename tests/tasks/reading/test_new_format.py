@@ -43,7 +43,6 @@ def run(tree, *arguments):
 
 
 READ = """
-import hashlib
 import json
 import fasta
 from tasks.reading import sources
