@@ -22,11 +22,12 @@ from tasks.reading.corpus import (
 )
 from tasks.reading.formats import tables
 from tasks.storage import files, store
+from tasks.storage.paths import local_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_Key = tuple[int, SourceFile, CorpusSpec, int]
+_Key = tuple[int, SourceFile, str, CorpusSpec, int]
 
 # Bytes to read ahead per column of a local file.
 _COLUMN_BYTES = 1 << 20
@@ -77,18 +78,19 @@ class Parquet:
         if decoder.ended or isinstance(part.file, Member):
             decoder.handle.close()
         else:
+            self._take()  # closes that of another reader
             self._paused.append(decoder)
 
     def _decoder(self, corpus: Corpus, part: FilePart, batch_documents: int) -> "_Decoder":
         """Returns the decoder of an earlier part, if this part follows in its row group."""
         file = part.file
-        # Processes that were forked share the position in an open file.
-        key = os.getpid(), file, corpus.spec, batch_documents
-        with contextlib.suppress(IndexError):
-            paused = self._paused.pop()
-            if paused.key == key and paused.reaches(part.start):
-                return paused
-            paused.handle.close()
+        # Processes that were forked share the position in an open file, and a path may name another
+        # file by now, or one that was written in between. A remote one is read with its etag.
+        is_local = not (file.is_remote or isinstance(file, Member))
+        state = opening.written(os.stat(local_path(file.path))) if is_local else ""
+        key = os.getpid(), file, state, corpus.spec, batch_documents
+        if paused := self._take(key, part.start):
+            return paused
         handle = opening.open_file(file, ahead=0)
         try:
             return _Decoder(key, handle, _open(handle, file.path), part.start)
@@ -96,22 +98,30 @@ class Parquet:
             handle.close()
             raise
 
+    def _take(self, key: "_Key | None" = None, row: int = 0) -> "_Decoder | None":
+        """Returns the paused decoder if it leads to `row` of `key`'s file; closes another one."""
+        with contextlib.suppress(IndexError):
+            paused = self._paused.pop()
+            if paused.key == key and paused.reaches(row):
+                return paused
+            paused.handle.close()
+        return None
+
 
 class _Decoder:
     """Decodes a file's rows in order, from the row group of `start` on, and can be paused.
 
     Arrow decodes a row group from its beginning only, and one may hold a whole file. Decoders with
-    the same `key`, (process, file, corpus, most documents of a batch), yield the same batches.
+    the same `key`, (process, file, when it was written, corpus, most documents of a batch), yield the same batches.
     """
 
     def __init__(self, key: _Key, handle: IO[bytes], parquet: Any, start: int):
-        _, _, spec, documents = key
+        *_, spec, documents = key
         self.key, self.handle = key, handle
-        self._parquet, self._texts = parquet, Columns(spec).names
-        self._wanted = tables.wanted(spec, parquet.schema_arrow)
         groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
         self._ends = list(itertools.accumulate(group.num_rows for group in groups))
-        self._batches = self._decoded(bisect.bisect_right(self._ends, start), documents)
+        first = bisect.bisect_right(self._ends, start)
+        self._batches = _decoded(parquet, spec, self._ends, first, documents)
         self._row = start  # of the next batch, or earlier in its row group
         self._current: tuple[int, Any] | None = None  # a batch that the next part begins in
 
@@ -134,19 +144,23 @@ class _Decoder:
                 return
             self._row, self._current = row + batch.num_rows, None
 
-    def _decoded(self, first: int, documents: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
-        for index in range(first, len(self._ends)):
-            group = self._parquet.metadata.row_group(index)
-            row = self._ends[index] - group.num_rows
-            if not group.num_rows:
-                continue
-            # Arrow decodes this many rows at once: about one batch if rows have similar sizes.
-            average = _column_bytes(group, self._texts) / group.num_rows
-            rows = int(min(documents, max(1, batches.BATCH_BYTES / max(average, 1))))
-            decoded = self._parquet.iter_batches(rows, [index], self._wanted, use_threads=False)
-            for batch in decoded:
-                yield row, batch
-                row += batch.num_rows
+
+def _decoded(
+    parquet: Any, spec: CorpusSpec, ends: list[int], first: int, documents: int
+) -> "Iterator[tuple[int, pa.RecordBatch]]":
+    """Yields the batches of row groups from `first` on, each after its first row's number."""
+    texts, wanted = Columns(spec).names, tables.wanted(spec, parquet.schema_arrow)
+    for index in range(first, len(ends)):
+        group = parquet.metadata.row_group(index)
+        row = ends[index] - group.num_rows
+        if not group.num_rows:
+            continue
+        # Arrow decodes this many rows at once: about one batch if rows have similar sizes.
+        average = _column_bytes(group, texts) / group.num_rows
+        rows = int(min(documents, max(1, batches.BATCH_BYTES / max(average, 1))))
+        for batch in parquet.iter_batches(rows, [index], wanted, use_threads=False):
+            yield row, batch
+            row += batch.num_rows
 
 
 def _open(handle: IO[bytes], path: str) -> Any:
