@@ -112,7 +112,8 @@ class _Decoder:
     """Decodes a file's rows in order, from the row group of `start` on, and can be paused.
 
     Arrow decodes a row group from its beginning only, and one may hold a whole file. Decoders with
-    the same `key`, (process, file, when it was written, corpus, most documents of a batch), yield the same batches.
+    the same `key` (process, file, when it was written, corpus, most documents of a batch) yield the
+    same batches.
     """
 
     def __init__(self, key: _Key, handle: IO[bytes], parquet: Any, start: int):
