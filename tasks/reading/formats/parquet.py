@@ -2,7 +2,6 @@
 
 import bisect
 import collections
-import contextlib
 import itertools
 import os
 from collections.abc import Collection, Iterator
@@ -78,7 +77,7 @@ class Parquet:
         if decoder.ended or isinstance(part.file, Member):
             decoder.handle.close()
         else:
-            self._take()  # closes that of another reader
+            self._take()  # closes another reader's decoder
             self._paused.append(decoder)
 
     def _decoder(self, corpus: Corpus, part: FilePart, batch_documents: int) -> "_Decoder":
@@ -100,11 +99,13 @@ class Parquet:
 
     def _take(self, key: "_Key | None" = None, row: int = 0) -> "_Decoder | None":
         """Returns the paused decoder if it leads to `row` of `key`'s file; closes another one."""
-        with contextlib.suppress(IndexError):
+        try:
             paused = self._paused.pop()
-            if paused.key == key and paused.reaches(row):
-                return paused
-            paused.handle.close()
+        except IndexError:
+            return None
+        if paused.key == key and paused.reaches(row):
+            return paused
+        paused.handle.close()
         return None
 
 
