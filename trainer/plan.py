@@ -26,7 +26,7 @@ from trainer.config.from_flags import GinRunFlags
 
 if TYPE_CHECKING:
     from trainer.planning.compiled import Target
-    from trainer.planning.kernels import Schedules
+    from trainer.planning.schedules import Schedules
 
 _COMPILATIONS = 10
 
@@ -124,7 +124,7 @@ def target_of(name: str | None) -> "Target":
 
         return local_target()
     from trainer.planning import devices
-    from trainer.planning.kernels import Schedules
+    from trainer.planning.schedules import Schedules
 
     topology = devices.Topology.named(name)
     devices.prepare_compiler()

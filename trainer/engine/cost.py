@@ -18,19 +18,24 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def flops_per_step(
-    config: ModelConfig, batch_size: int, encoder_length: int, decoder_length: int
+    config: ModelConfig,
+    batch_size: int,
+    encoder_length: int,
+    decoder_length: int,
+    halve_causal: bool = False,
 ) -> int:
     """Returns the number of floating-point operations in a training step, over all devices.
 
     Counts 2 operations forward and 4 backward for each kernel element and position, and 4 (12 with
     the backward pass) for each query, key and attention channel, even if masked or padded. For
     attention with a pattern, counts the pairs in visited blocks: under a causal mask, no blocks
-    after the query's. Counts only the expert that a token goes through, not unused capacity, and
+    after the query's. With `halve_causal`, causal attention counts half of its pairs. Counts only the expert that a token goes through, not unused capacity, and
     only the positions left in a layer. Excludes embedding look-ups, norms, softmax and the
     optimizer, and ignores the length of a stack that the model lacks. Utilisation is this number
     divided by step time and the device's peak.
 
-    Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
+    Sources: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, counts all pairs; MaxText half of
+    them since its pull request 1988.
     """
     spec = model_spec(config)
     encoder_length += config.lengthening
@@ -69,7 +74,7 @@ def flops_per_step(
         products += config.vocab_size * config.emb_dim * tokens[last]
     for name, stack in spec.stacks.items():
         for layer, length, after in zip(stack.layers, left[name][:-1], left[name][1:], strict=True):
-            pairs = self_pairs(layer.mixer, stack.mask, length)
+            pairs = self_pairs(layer.mixer, stack.mask, length, halve_causal)
             if _reads_memory(layer):
                 pairs += length * left["encoder"][-1]
             products += round(layer.mixer.products_per_pair * batch_size * pairs)
@@ -94,10 +99,10 @@ def _lengths_left(stack: StackSpec, length: int) -> list[int]:
     return lengths
 
 
-def self_pairs(mixer: Mixer, mask: AnyMask, length: int) -> float:
+def self_pairs(mixer: Mixer, mask: AnyMask, length: int, halve_causal: bool = False) -> float:
     """Returns how many query-key pairs self-attention computes per row, averaged over heads."""
-    pattern = getattr(mixer, "pattern", None)
+    pattern, kernels = getattr(mixer, "pattern", None), known(mask)
+    causal = kernels is not None and kernels.causal
     if pattern is None or pattern.block >= length:
-        return length**2
-    kernels = known(mask)
-    return visited_pairs(pattern, mixer.num_heads, length, kernels is not None and kernels.causal)
+        return length**2 / (2 if causal and halve_causal else 1)
+    return visited_pairs(pattern, mixer.num_heads, length, causal)

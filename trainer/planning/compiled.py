@@ -17,9 +17,10 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import host_part, rows
 from trainer.planning import hlo
 from trainer.planning.devices import Chip, chip_of, place_of
-from trainer.planning.kernels import Schedules, kernels
+from trainer.planning.kernels import kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
 from trainer.planning.planned_run import Subject
+from trainer.planning.schedules import Scheduled, Schedules
 from trainer.planning.timing import Timing, timing
 
 
@@ -83,8 +84,9 @@ class Compiled:
 class Plan:
     """The memory and time that a run needs on its target.
 
-    A host reads `host_rows` rows of each batch; `flops` is a step's total over all devices;
-    `evaluation` includes the optimizer state and is None if the run never evaluates.
+    A host reads `host_rows` rows of each batch; `flops` is a step's total over all devices, and
+    `flops_halved` counts half of causal attention; `evaluation` includes the optimizer state and
+    is None if the run never evaluates.
     """
 
     subject: Subject
@@ -93,6 +95,7 @@ class Plan:
     host_rows: int
     parameters: int
     flops: int
+    flops_halved: int
     train: Compiled
     evaluation: Compiled | None
 
@@ -132,6 +135,11 @@ class Plan:
         return self.least / self.step if self.least and self.step else None
 
     @property
+    def mfu_halved(self) -> float | None:
+        """The same with half of causal attention's pairs; None if unknown."""
+        return self.mfu * self.flops_halved / self.flops if self.mfu else None
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Estimated encoder and decoder positions per second and device; None if unknown."""
         positions = self.subject.config.batch_size * sum(self.subject.lengths)
@@ -159,6 +167,7 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
         config.batch_size // part.hosts,
         parameter_count(config.model),
         flops_per_step(config.model, config.batch_size, *subject.lengths),
+        flops_per_step(config.model, config.batch_size, *subject.lengths, halve_causal=True),
         train,
         None,
     )
@@ -230,7 +239,7 @@ def _compiled(
     if target.chip:
         places = [place_of(device) for device in program.mesh.devices.flat]
         cores = getattr(target.devices[0], "num_cores", None) or 1
-        schedules = target.schedules.read(module) if target.schedules else {}
+        scheduled = target.schedules.read(module) if target.schedules else Scheduled()
         found = kernels(traced.jaxpr.jaxpr)
-        times = timing(module, target.chip, places, found, schedules, cores)
+        times = timing(module, target.chip, places, found, scheduled, cores)
     return Compiled(memory(compiled, module, held, vocab_size), times, time.monotonic() - begin)

@@ -27,7 +27,7 @@ class Chip:
       memory: bytes of HBM that a program may use, without the runtime's share.
       memory_bandwidth: HBM bytes per second.
       axes: dimensions of the interconnect: 2 or 3.
-      link: bytes per second of one link in one direction; a chip has two links per axis.
+      link: bytes per second that one link reaches in one direction; a chip has two per axis.
       wraps: axes whose length is a multiple of this are rings.
       network: bytes per second that a chip sends to other slices over the data-centre network.
       dollars: price per chip-hour.
@@ -55,22 +55,23 @@ PRICES = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of Jun
 # the chip's; compiler errors name it ("Used 33.07G of 31.25G hbm"), as in EasyDeL's issue 166 (v4)
 # and Enzyme-JAX's pull request 2422 (v6e).
 # Sources: docs.cloud.google.com/tpu/docs, system architecture of each version (bandwidth of memory,
-# interconnect and network per chip); a link's bandwidth is the interconnect's divided by the number
-# of links. v4's network bandwidth is not published; v5p's is used.
+# interconnect and network per chip); v4's network bandwidth is not published, v5p's is used. Links:
+# what programs reach, jax-ml.github.io/scaling-book, chapter 2, table of TPU specifications; the
+# data sheets' totals divided by the number of links are a tenth higher.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "v4": Chip(
-            *("TPU v4", 1.05e9, int(30.75 * _GIB), 1.2e12, 3, 50e9, 4, 6.25e9, 3.22, (16, 16, 16)),
+            *("TPU v4", 1.05e9, int(30.75 * _GIB), 1.2e12, 3, 45e9, 4, 6.25e9, 3.22, (16, 16, 16)),
             "megacore",
         ),
         "v5e": Chip(
-            "TPU v5 lite", 1.5e9, int(15.75 * _GIB), 0.819e12, 2, 50e9, 16, 3.125e9, 1.20, (16, 16)
+            "TPU v5 lite", 1.5e9, int(15.75 * _GIB), 0.819e12, 2, 45e9, 16, 3.125e9, 1.20, (16, 16)
         ),
         "v5p": Chip(
-            "TPU v5", 1.75e9, int(95.74 * _GIB), 2.765e12, 3, 100e9, 4, 6.25e9, 4.20, (16, 16, 24)
+            "TPU v5", 1.75e9, int(95.74 * _GIB), 2.765e12, 3, 90e9, 4, 6.25e9, 4.20, (16, 16, 24)
         ),
         "v6e": Chip(
-            "TPU v6 lite", 1.75e9, int(31.25 * _GIB), 1.6e12, 2, 100e9, 16, 12.5e9, 2.70, (16, 16)
+            "TPU v6 lite", 1.75e9, int(31.25 * _GIB), 1.6e12, 2, 90e9, 16, 12.5e9, 2.70, (16, 16)
         ),
     }
 )

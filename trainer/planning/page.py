@@ -61,7 +61,9 @@ def ranking(attempts: list[Attempt], asked: Subject) -> str:
     return f"{table(header, rows)}\n\n{last}\n\n{_HONEST}"
 
 
-_HONEST = "times are the compiler's estimates, not measurements: compare plans, check on a chip"
+_HONEST = (
+    "times are lower bounds from the compiler's schedules, not measurements: check them on a chip"
+)
 
 
 def _head(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -106,14 +108,14 @@ def _tables(train: Compiled) -> tuple[str, str]:
     held = table(("held by a device in a step", "GB"), memory)
     if train.timing is None:
         return held, ""
-    seconds, step = train.timing.seconds, train.timing.step or 1.0
+    timing, step = train.timing, train.timing.step or 1.0
     times = [
-        (part, f"{value * 1e3:,.2f}", f"{value / step:.1%}")
-        for part, value in sorted(seconds.items(), key=lambda each: -each[1])
-        if value
+        (part, f"{value * 1e3:,.2f}", f"{value / step:.1%}", f"{timing.estimated[part] * 1e3:,.2f}")
+        for part, value in sorted(timing.seconds.items(), key=lambda each: -each[1])
+        if value or timing.estimated[part]
     ]
-    times.append(("all", f"{step * 1e3:,.2f}", "100.0%"))
-    return held, table(("estimated time of a step", "ms", "share"), times)
+    times.append(("all", f"{step * 1e3:,.2f}", "100.0%", f"{timing.estimated_step * 1e3:,.2f}"))
+    return held, table(("time of a step", "ms", "share", "XLA's estimate"), times)
 
 
 def _beside(left: str, right: str) -> str:
@@ -134,7 +136,7 @@ def _traffic(timing: Timing) -> str:
             each.name,
             ", ".join("x".join(map(str, shape)) for shape in each.shapes[:2]),
             f"{each.times:,}",
-            "no schedule" if each.cycles is None else f"{each.cycles:,}",
+            "unreadable" if each.cycles is None else f"{each.cycles:,}",
             f"{each.size / 1e6:,.1f}",
         )
         for each in timing.kernels
@@ -142,12 +144,19 @@ def _traffic(timing: Timing) -> str:
     if kernels:
         columns = ("Pallas kernels", "first operands", "runs", "cycles of a run", "MB it moves")
         blocks.append(table(columns, kernels[:8]))
+    if timing.unread:
+        blocks.append(
+            f"{timing.unread} products or kernels have no schedule that can be read: they count "
+            "with their bytes and operations alone"
+        )
     return "\n\n".join(blocks)
 
 
 def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
     if plan.step:
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
+        if plan.mfu_halved != plan.mfu:
+            mfu += f" ({plan.mfu_halved:.1%} with half of causal attention)"
         yield (
             "speed",
             f"{plan.step * 1e3:,.1f} ms a step{mfu}, {plan.tokens_per_second:,.0f} tokens a second "
@@ -209,8 +218,10 @@ def _values(plan: Plan, price: float | None) -> dict[str, Any]:
         "train": _of_program(plan.train),
         "evaluation": _of_program(plan.evaluation) if plan.evaluation else None,
         "flops": plan.flops,
+        "flops_with_half_of_causal_attention": plan.flops_halved,
         "step_seconds": plan.step,
         "mfu": plan.mfu,
+        "mfu_with_half_of_causal_attention": plan.mfu_halved,
         "tokens_per_second_per_device": plan.tokens_per_second,
         "train_steps": plan.subject.config.train_steps,
         "hours": hours if plan.step else None,
@@ -224,6 +235,8 @@ def _of_program(compiled: Compiled) -> dict[str, Any]:
     return {
         "bytes": compiled.memory.parts,
         "seconds": timing.seconds if timing else None,
+        "xla_seconds": timing.estimated if timing else None,
+        "unread": timing.unread if timing else None,
         "collectives": timing.traffic() if timing else None,
         "kernels": [vars(each) for each in timing.kernels] if timing else None,
         "compile_seconds": compiled.seconds,

@@ -10,8 +10,10 @@ OPTIMIZER = "optimizer"
 COLLECTIVES = "collectives"
 # Storing each layer's activations for the backward pass in stacks, and reading them back.
 SCAN = "stacks of the scan"
+# Waiting for copies between HBM and the chip's own memory that the compiler started too late.
+COPIES = "copies"
 REST = "rest"
-PARTS = (ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, REST)
+PARTS = (ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, COPIES, REST)
 
 # Parts by module; the innermost path component in this table decides.
 _MODULES = {

@@ -1,28 +1,29 @@
-"""The time of a compiled TPU step by part, from the compiler's own estimates.
+"""The time of a compiled TPU step by part, by one yardstick for all operations.
 
-Fusions carry `estimated_cycles`, Pallas kernels have a schedule (`trainer.planning.kernels`), and a
-collective's time is its bytes divided by the links' bandwidth. Asynchronous collectives count only
-the time that no work between their start and end hides.
+An operation takes the longest of three times: the bundles of its schedule, its bytes at the full
+bandwidth of the HBM, and its products at the peak of the MXU. Copies that the program starts ahead
+use the bandwidth that the operations between start and end leave, and collectives the links while
+these run; HBM, links and network each serve one transfer after another. What is not done at a
+transfer's end is waited for. XLA's own estimate of each operation stands beside it.
+
+No stall of the vector unit is counted, nor the start of an operation or of a transfer, so these
+times are lower bounds.
 """
 
+import collections
 import dataclasses
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from trainer.engine.hardware import peak_flops
 from trainer.planning import parts
+from trainer.planning.collectives import NETWORK, Found, collectives_of
 from trainer.planning.devices import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
-from trainer.planning.hlo import Instruction, Module, replica_groups
-from trainer.planning.kernels import PALLAS, Kernel, Schedule, kernel_of
+from trainer.planning.hlo import Instruction, Module
+from trainer.planning.kernels import Kernel, kernel_of
+from trainer.planning.schedules import PALLAS, Scheduled
+from trainer.planning.work import Work, Worker, copied
 
-# Prefix of `kind` for collectives between slices.
-NETWORK = "between slices: "
-_COLLECTIVES = (
-    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
-    *("collective-permute", "collective-broadcast"),
-)
-_CHANNEL = re.compile(r"channel_id=(\d+)")
-_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_COPIED = ("copy-done", "slice-done")
 
 
 @dataclasses.dataclass
@@ -30,19 +31,14 @@ class Collective:
     """A collective in one computation.
 
     `times` counts runs per step. Per run, `sent` is the bytes that a device sends, `seconds` the
-    time at the links' bandwidth, and `hidden` the seconds that other work hides.
+    time at the links' bandwidth, and `exposed` the seconds for which nothing else ran.
     """
 
     kind: str
     sent: int
     seconds: float
     times: int
-    hidden: float = 0.0
-
-    @property
-    def exposed(self) -> float:
-        """Seconds per run that no other work hides."""
-        return max(self.seconds - self.hidden, 0.0)
+    exposed: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +59,28 @@ class PricedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The estimated time of a step by part; `unpriced` counts products without an estimate."""
+    """The time of a step.
+
+    `seconds` and, by XLA's own estimates of its fusions, `estimated` are by part of
+    `trainer.planning.parts`. `unread` counts products and kernels without a schedule, which are
+    booked by their bytes and operations alone.
+    """
 
     seconds: dict[str, float]
+    estimated: dict[str, float]
     collectives: list[Collective]
     kernels: list[PricedKernel]
-    unpriced: int
+    unread: int
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
         return sum(self.seconds.values())
+
+    @property
+    def estimated_step(self) -> float:
+        """Seconds of a step by XLA's own estimates."""
+        return sum(self.estimated.values())
 
     def traffic(self) -> dict[str, dict[str, float]]:
         """Returns the bytes, seconds and exposed seconds per step, by kind of collective."""
@@ -91,126 +98,194 @@ def timing(
     chip: Chip,
     places: list[Place],
     traced: list[Kernel],
-    schedules: Mapping[str, Schedule],
+    scheduled: Scheduled,
     cores: int = 1,
 ) -> Timing:
-    """Returns the estimated time of one step of a program.
+    """Returns the time of one step of a program.
 
     `module` is optimised; `traced` are the traced program's Pallas kernels. `places` are in mesh
-    order; `schedules` are keyed by the custom call's name. A device's `cores` share the groups of
-    a kernel's grid.
+    order. A device's `cores` share the groups of a kernel's grid.
     """
-    seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
-    collectives_found: list[Collective] = []
-    kernels: dict[tuple, PricedKernel] = {}
-    unpriced = 0
-    shape = slice_shape(places)
-    slices = len({place.slice for place in places})
+    walk = _Walk(module, chip, places, traced, scheduled, cores)
+    walk.run(module.entry, 1)
+    return Timing(
+        walk.seconds, walk.estimated, walk.collectives, list(walk.kernels.values()), walk.unread
+    )
 
-    def price(first: Found, times: int) -> Collective:
-        kind, size = first.kind, first.size
+
+@dataclasses.dataclass
+class _Transfer:
+    """A copy or collective under way: the seconds left, and those for which nothing else ran."""
+
+    left: float
+    exposed: float = 0.0
+
+
+class _Queue:
+    """A resource, such as a chip's links, that serves one transfer after another."""
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[_Transfer] = collections.deque()
+
+    def start(self, seconds: float) -> _Transfer:
+        """Puts a transfer at the end of the queue."""
+        transfer = _Transfer(seconds)
+        self._waiting.append(transfer)
+        return transfer
+
+    def advance(self, seconds: float, exposed: bool = False) -> None:
+        """Serves the queue for some seconds; they are `exposed` if nothing else runs."""
+        while self._waiting and seconds > 0:
+            first = self._waiting[0]
+            spent = min(seconds, first.left)
+            first.left -= spent
+            first.exposed += spent * exposed
+            seconds -= spent
+            if first.left <= 0:
+                self._waiting.popleft()
+
+    def wait(self, transfer: _Transfer | None = None) -> float:
+        """Returns the seconds until a transfer, or without one everything, is done."""
+        seconds = 0.0
+        for each in self._waiting:
+            seconds += each.left
+            if each is transfer:
+                return seconds
+        return 0.0 if transfer else seconds
+
+
+class _Machine:
+    """A chip's clock and the transfers under way in one computation."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.memory, self.links, self.network = self.queues = _Queue(), _Queue(), _Queue()
+
+    def spend(self, seconds: float, memory: float = 0.0) -> None:
+        """Lets time pass, of which the program's own work uses the HBM for `memory` seconds."""
+        self.clock += seconds
+        self.memory.advance(seconds - memory)
+        self.links.advance(seconds)
+        self.network.advance(seconds)
+
+    def wait(self, queue: _Queue, transfer: _Transfer | None = None) -> float:
+        """Waits for a transfer in a queue, or for all of them; returns the seconds."""
+        seconds = queue.wait(transfer)
+        self.clock += seconds
+        for each in self.queues:
+            each.advance(seconds, exposed=each is queue)
+        return seconds
+
+
+class _Walk:
+    """Runs a program's instructions in order, and books their time."""
+
+    def __init__(
+        self,
+        module: Module,
+        chip: Chip,
+        places: list[Place],
+        traced: list[Kernel],
+        scheduled: Scheduled,
+        cores: int,
+    ):
+        self._module, self._chip, self._places = module, chip, places
+        self._traced, self._scheduled, self._cores = traced, scheduled, cores
+        self._worker = Worker(module)
+        self._shape = slice_shape(places)
+        self._slices = len({place.slice for place in places})
+        self._peak = peak_flops(chip.kind)
+        self.seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
+        self.estimated: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
+        self.collectives: list[Collective] = []
+        self.kernels: dict[tuple, PricedKernel] = {}
+        self.unread = 0
+
+    def run(self, name: str, times: int) -> float:
+        """Runs a computation and books its time `times` times; returns the seconds of one run."""
+        machine = _Machine()
+        instructions = self._module.computations.get(name, ())
+        pieces = [list(collectives_of(self._module, each)) for each in instructions]
+        last = {piece.key: index for index, found in enumerate(pieces) for piece in found}
+        under_way: dict[str, tuple[Collective, _Queue, _Transfer]] = {}
+        copies: dict[str, _Transfer] = {}
+        for index, each in enumerate(instructions):
+            for piece in pieces[index]:
+                if piece.key not in under_way:
+                    under_way[piece.key] = self._started(piece, machine, times)
+            if size := copied(each):
+                copies[each.name] = machine.memory.start(size / self._chip.memory_bandwidth)
+            elif each.opcode in _COPIED and each.operands[0] in copies:
+                waited = machine.wait(machine.memory, copies[each.operands[0]])
+                self.seconds[parts.COPIES] += waited * times
+            self._operate(name, each, machine, times)
+            for piece in pieces[index]:
+                if last[piece.key] == index:
+                    self._ended(under_way[piece.key], machine, times)
+            for inner, runs in self._module.called(each):
+                machine.spend(self.run(inner, times * runs) * runs)
+        for collective, queue, transfer in under_way.values():
+            self._ended((collective, queue, transfer), machine, times)
+        self.seconds[parts.COPIES] += machine.wait(machine.memory) * times
+        return machine.clock
+
+    def _started(
+        self, piece: Found, machine: _Machine, times: int
+    ) -> tuple[Collective, _Queue, _Transfer]:
+        kind, size, chip = piece.kind, piece.size, self._chip
         if kind.startswith(NETWORK):
-            sent = sent_bytes(kind.removeprefix(NETWORK), size, slices)
-            return Collective(kind, sent, sent / chip.network, times)
-        group = [places[number] for number in first.group if number < len(places)] or places
-        sent = sent_bytes(kind, size, len(group))
-        return Collective(kind, sent, seconds_of_collective(chip, sent, group, shape), times)
+            sent = sent_bytes(kind.removeprefix(NETWORK), size, self._slices)
+            seconds, queue = sent / chip.network, machine.network
+        else:
+            places = self._places
+            group = [places[number] for number in piece.group if number < len(places)] or places
+            sent = sent_bytes(kind, size, len(group))
+            seconds = seconds_of_collective(chip, sent, group, self._shape)
+            queue = machine.links
+        collective = Collective(kind, sent, seconds, times)
+        self.collectives.append(collective)
+        return collective, queue, queue.start(seconds)
 
-    def run_kernel(call: Instruction, times: int) -> int:
-        kernel, schedule = kernel_of(call, traced), schedules.get(call.name)
+    def _ended(
+        self, under_way: tuple[Collective, _Queue, _Transfer], machine: _Machine, times: int
+    ) -> None:
+        collective, queue, transfer = under_way
+        waited = machine.wait(queue, transfer) * times
+        self.seconds[parts.COLLECTIVES] += waited
+        self.estimated[parts.COLLECTIVES] += waited
+        collective.exposed = transfer.exposed
+
+    def _operate(self, name: str, each: Instruction, machine: _Machine, times: int) -> None:
+        """Books the own work of an instruction."""
+        part, clock = parts.part_of(each.op_name), self._chip.clock
+        if any(True for _ in collectives_of(self._module, each)) and each.opcode != "fusion":
+            return
+        work = self._worker.work(name, each)
+        moving = work.bytes / self._chip.memory_bandwidth
+        if each.target == PALLAS:
+            cycles = self._run_kernel(each, work, times)
+            estimate = max(cycles / clock, moving)
+        else:
+            cycles, estimate = self._scheduled.cycles.get(each.name, 0), each.cycles / clock
+        if not cycles and (work.flops or each.target == PALLAS):
+            self.unread += 1
+        multiplying = work.flops / self._peak if self._peak else 0.0
+        seconds = max(cycles / clock, moving, multiplying)
+        self.seconds[part] += seconds * times
+        self.estimated[part] += estimate * times
+        machine.spend(seconds, moving)
+
+    def _run_kernel(self, call: Instruction, work: Work, times: int) -> int:
+        """Adds a run of a kernel to those of the step; returns its cycles, 0 if unknown."""
+        kernel = kernel_of(call, self._traced)
+        schedule = self._scheduled.kernels.get(call.name)
         if kernel is None:
-            kernel = Kernel(call.name, (), times, (), sum(array.size for array in call.arrays))
-            schedule = None
-        cycles = kernel.cycles(schedule, cores) if schedule else None
+            # Its grid is only in the schedule.
+            steps = (schedule.steps,) if schedule else ()
+            kernel = Kernel(call.name, steps, times, (), work.bytes)
+        cycles = kernel.cycles(schedule, self._cores) if schedule else None
         key = kernel.name, kernel.shapes, cycles
         priced = PricedKernel(kernel.name, kernel.grid, kernel.shapes, cycles, kernel.bytes, 0)
-        known = kernels.get(key, priced)
-        kernels[key] = dataclasses.replace(known, times=known.times + times)
-        # Schedules do not include waiting for memory.
-        moving = round(kernel.bytes / chip.memory_bandwidth * chip.clock)
-        return max(cycles, moving) if cycles else 0
-
-    def walk(name: str, times: int) -> None:
-        nonlocal unpriced
-        clock = 0.0  # seconds from the start of this computation
-        # Key -> the collective's parts, and the clock at its start and end.
-        pieces: dict[str, tuple[list[Found], float, float]] = {}
-        for each in module.computations.get(name, ()):
-            cycles = each.cycles
-            if each.target == PALLAS:
-                cycles = run_kernel(each, times)
-            elif not cycles and each.opcode in ("convolution", "dot"):
-                unpriced += 1
-            spent = cycles / chip.clock
-            seconds[parts.part_of(each.op_name)] += spent * times
-            for found in collectives_of(module, each):
-                before, start, _ = pieces.get(found.key, ([], clock, clock))
-                pieces[found.key] = ([*before, found], start, clock + spent)
-            clock += spent
-            for inner, runs in module.called(each):
-                walk(inner, times * runs)
-        for found_parts, start, end in pieces.values():
-            collective = price(found_parts[0], times)
-            if len(found_parts) > 1 or found_parts[0].overlapped:
-                collective.hidden = min(end - start, collective.seconds)
-            collectives_found.append(collective)
-            seconds[parts.COLLECTIVES] += collective.exposed * times
-
-    walk(module.entry, 1)
-    return Timing(seconds, collectives_found, list(kernels.values()), unpriced)
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A collective of an instruction, or one piece of an asynchronous one.
-
-    Pieces share a `key`, unique in the computation. `size` is the bytes of the whole array on one
-    device, `group` the device numbers of one group; () means all devices.
-    """
-
-    key: str
-    kind: str
-    size: int
-    group: tuple[int, ...]
-    overlapped: bool
-
-
-def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
-    """Yields the collectives of an instruction or of its fusion; a `send` goes between slices."""
-    called = instruction.computation("calls")
-    scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
-    transfer = _TRANSFER.search(instruction.attributes)
-    if instruction.opcode == "send" and transfer:
-        kind = NETWORK + transfer[1].lower().replace("_", "-")
-        yield Found(instruction.name, kind, instruction.arrays[0].size, (), True)
-    elif instruction.opcode == "send-done":
-        yield Found(instruction.operands[0], NETWORK, 0, (), True)
-    for each in (instruction, *module.inside(instruction)):
-        kind = re.sub(r"-(start|done)$", "", each.opcode)
-        if kind not in _COLLECTIVES:
-            continue
-        if each.opcode.endswith("-done") or instruction.opcode.endswith("-done"):
-            # The end of an asynchronous collective names its start.
-            yield Found(instruction.operands[0], kind, 0, (), True)
-            continue
-        started = each.opcode.endswith("-start") or instruction.opcode.endswith("-start")
-        sizes = [array.size for array in each.arrays if array.size]
-        # A start's shape lists the argument before the result.
-        size = max(sizes, default=0) if started else sum(sizes)
-        group = tuple(_group(each))
-        if kind == "reduce-scatter":
-            size *= max(len(group), 1)
-        if scattered and kind == "all-reduce":
-            kind = "reduce-scatter"
-        # The pieces of an asynchronous collective in several fusions share a channel.
-        channel = _CHANNEL.search(each.attributes) if asynchronous else None
-        key = f"{kind} {channel[1]}" if channel else instruction.name
-        yield Found(key, kind, size, group, started or asynchronous)
-
-
-def _group(instruction: Instruction) -> list[int]:
-    pair = _PAIRS.search(instruction.attributes)
-    if pair:
-        return [int(pair[1]), int(pair[2])]
-    groups = replica_groups(instruction.attributes)
-    return groups[0] if groups else []
+        known = self.kernels.get(key, priced)
+        self.kernels[key] = dataclasses.replace(known, times=known.times + times)
+        return cycles or 0

@@ -1,0 +1,73 @@
+"""Collectives of an optimised program: their kinds, bytes and groups of devices."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from trainer.planning.hlo import Instruction, Module, replica_groups
+
+# Prefix of `kind` for collectives between slices.
+NETWORK = "between slices: "
+_COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
+)
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
+_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A collective of an instruction, or one piece of an asynchronous one.
+
+    Pieces share a `key`, unique in the computation. `size` is the bytes of the whole array on one
+    device, `group` the device numbers of one group; () means all devices.
+    """
+
+    key: str
+    kind: str
+    size: int
+    group: tuple[int, ...]
+    overlapped: bool
+
+
+def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
+    """Yields the collectives of an instruction or of its fusion; a `send` goes between slices."""
+    called = instruction.computation("calls")
+    scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
+    transfer = _TRANSFER.search(instruction.attributes)
+    if instruction.opcode == "send" and transfer:
+        kind = NETWORK + transfer[1].lower().replace("_", "-")
+        yield Found(instruction.name, kind, instruction.arrays[0].size, (), True)
+    elif instruction.opcode == "send-done":
+        yield Found(instruction.operands[0], NETWORK, 0, (), True)
+    for each in (instruction, *module.inside(instruction)):
+        kind = re.sub(r"-(start|done)$", "", each.opcode)
+        if kind not in _COLLECTIVES:
+            continue
+        if each.opcode.endswith("-done") or instruction.opcode.endswith("-done"):
+            # The end of an asynchronous collective names its start.
+            yield Found(instruction.operands[0], kind, 0, (), True)
+            continue
+        started = each.opcode.endswith("-start") or instruction.opcode.endswith("-start")
+        sizes = [array.size for array in each.arrays if array.size]
+        # A start's shape lists the argument before the result.
+        size = max(sizes, default=0) if started else sum(sizes)
+        group = tuple(_group(each))
+        if kind == "reduce-scatter":
+            size *= max(len(group), 1)
+        if scattered and kind == "all-reduce":
+            kind = "reduce-scatter"
+        # The pieces of an asynchronous collective in several fusions share a channel.
+        channel = _CHANNEL.search(each.attributes) if asynchronous else None
+        key = f"{kind} {channel[1]}" if channel else instruction.name
+        yield Found(key, kind, size, group, started or asynchronous)
+
+
+def _group(instruction: Instruction) -> list[int]:
+    pair = _PAIRS.search(instruction.attributes)
+    if pair:
+        return [int(pair[1]), int(pair[2])]
+    groups = replica_groups(instruction.attributes)
+    return groups[0] if groups else []
