@@ -29,10 +29,11 @@ def flops_per_step(
     Counts 2 operations forward and 4 backward for each kernel element and position, and 4 (12 with
     the backward pass) for each query, key and attention channel, even if masked or padded. For
     attention with a pattern, counts the pairs in visited blocks: under a causal mask, no blocks
-    after the query's. With `halve_causal`, causal attention counts half of its pairs. Counts only the expert that a token goes through, not unused capacity, and
-    only the positions left in a layer. Excludes embedding look-ups, norms, softmax and the
-    optimizer, and ignores the length of a stack that the model lacks. Utilisation is this number
-    divided by step time and the device's peak.
+    after the query's. With `halve_causal`, other causal attention counts half of its pairs. Counts
+    only the expert that a token goes through, not unused capacity, and only the positions left in a
+    layer. Excludes embedding look-ups, norms, softmax and the optimizer, and ignores the length of
+    a stack that the model lacks. Utilisation is this number divided by step time and the device's
+    peak.
 
     Sources: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, counts all pairs; MaxText half of
     them since its pull request 1988.

@@ -215,7 +215,10 @@ def _identities(module: Module) -> Iterator[tuple[str, object]]:
             body = first_group(_BODY_TEXT, each.attributes) if each.target == PALLAS else ""
             operands = tuple(shapes.get(operand) for operand in each.operands)
             computed = _computed(module, each.computation("calls"), inner)
-            yield each.name, body or (each.opcode, each.shape, operands, computed or _semantics(each))
+            yield (
+                each.name,
+                body or (each.opcode, each.shape, operands, computed or _semantics(each)),
+            )
 
 
 def _computed(module: Module, name: str, known: dict[str, object]) -> object:

@@ -12,7 +12,6 @@ times are lower bounds.
 
 import collections
 import dataclasses
-from collections.abc import Mapping
 
 from trainer.engine.hardware import peak_flops
 from trainer.planning import parts
@@ -210,6 +209,7 @@ class _Walk:
         under_way: dict[str, tuple[Collective, _Queue, _Transfer]] = {}
         copies: dict[str, _Transfer] = {}
         for index, each in enumerate(instructions):
+            earlier = {*under_way}
             for piece in pieces[index]:
                 if piece.key not in under_way:
                     under_way[piece.key] = self._started(piece, machine, times)
@@ -218,14 +218,15 @@ class _Walk:
             elif each.opcode in _COPIED and each.operands[0] in copies:
                 waited = machine.wait(machine.memory, copies[each.operands[0]])
                 self.seconds[parts.COPIES] += waited * times
-            self._operate(name, each, machine, times)
+            if all(piece.overlapped for piece in pieces[index]):
+                self._operate(name, each, machine, times)
             for piece in pieces[index]:
-                if last[piece.key] == index:
-                    self._ended(under_way[piece.key], machine, times)
+                if last[piece.key] == index and (piece.key in earlier or not piece.overlapped):
+                    self._ended(under_way.pop(piece.key), machine, times)
             for inner, runs in self._module.called(each):
                 machine.spend(self.run(inner, times * runs) * runs)
-        for collective, queue, transfer in under_way.values():
-            self._ended((collective, queue, transfer), machine, times)
+        for left in under_way.values():
+            self._ended(left, machine, times)
         self.seconds[parts.COPIES] += machine.wait(machine.memory) * times
         return machine.clock
 
@@ -258,8 +259,6 @@ class _Walk:
     def _operate(self, name: str, each: Instruction, machine: _Machine, times: int) -> None:
         """Books the own work of an instruction."""
         part, clock = parts.part_of(each.op_name), self._chip.clock
-        if any(True for _ in collectives_of(self._module, each)) and each.opcode != "fusion":
-            return
         work = self._worker.work(name, each)
         moving = work.bytes / self._chip.memory_bandwidth
         if each.target == PALLAS:

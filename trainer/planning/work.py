@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from trainer.planning.hlo import Array, Instruction, Module, first_group
 
 # Instructions that move and compute nothing themselves.
-_FREE = frozenset(
-    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call")
-    + ("conditional", "after-all", "optimization-barrier", "partition-id", "replica-id", "iota")
+_FREE = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call"),
+    *("conditional", "after-all", "optimization-barrier", "partition-id", "replica-id"),
+    *("send", "recv"),
 )
 # Custom calls that only name memory.
-_NAMES_MEMORY = frozenset(("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"))
+_NAMES_MEMORY = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 _LABELS = re.compile(r"dim_labels=([a-z0-9?]+)_([a-z0-9?]+)->([a-z0-9?]+)")
 _SLICING = ("slice", "dynamic-slice", "gather")
 _VIEWS = ("bitcast", "get-tuple-element")
@@ -147,7 +148,8 @@ def _size(arrays: tuple[Array, ...]) -> int:
 
 
 def _in_hbm(arrays: tuple[Array, ...]) -> int:
-    return sum(array.size for array in arrays if array.in_hbm)
+    # Scalars are few bytes, whatever their tiles.
+    return sum(array.size for array in arrays if array.in_hbm and array.dimensions)
 
 
 def _moved(instruction: Instruction, operands: list[Instruction]) -> int:

@@ -12,7 +12,8 @@ from trainer.model.fused_attention import fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
 from trainer.planning import hlo
-from trainer.planning.kernels import Kernel, Schedule, Schedules, kernel_of, kernels, parse_schedule
+from trainer.planning.kernels import Kernel, kernel_of, kernels
+from trainer.planning.schedules import Bundles, Schedule, Scheduled, Schedules
 from trainer.zoo.sparse_layouts import Local
 
 
@@ -43,6 +44,7 @@ def loop(number, body, limit):
 def test_loops_multiply_and_conditional_parts_count_once_a_group():
     text = bundles(
         "/* Start region 1 */ /* iteration index, stage = 1 */",
+        "%p4 = scmp.ne.s32.totalorder %s7, 0",
         "%4 = sbr.rel (%p4) target = $region60",
         150,
         "/* Start/End empty region 60 */",
@@ -52,10 +54,10 @@ def test_loops_multiply_and_conditional_parts_count_once_a_group():
         "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
         "%8 = sbr.rel (!%p2) target = $region1",
     )
-    schedule = parse_schedule(text)
+    schedule = Bundles.parse(text).kernel_schedule()
     # The limit of the second loop varies: the mean of one run and those of the grid's own body.
     assert schedule.once == 150
-    assert schedule.step == 3 + 4 * 42 + 1 * 52 + 2 * 302 + 2
+    assert schedule.step == 4 + 4 * 42 + 1 * 52 + 2 * 302 + 2
     assert schedule.cycles(groups=3, steps=10) == 3 * (10 * schedule.step + 150)
     # A layout that visits a quarter of the tiles of a causal mask.
     assert schedule.inner == 52
@@ -73,7 +75,7 @@ def test_loops_over_tiles_are_work_of_every_step():
         "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
         "%8 = sbr.rel (!%p2) target = $region1",
     )
-    schedule = parse_schedule(text)
+    schedule = Bundles.parse(text).kernel_schedule()
     assert (schedule.once, schedule.inner) == (0, 52)
 
 
@@ -146,15 +148,14 @@ def test_equal_kernels_share_a_schedule(monkeypatch):
         (folder / f"17-{name}-01-final_bundles.txt").write_text(bundles(length))
         (folder / f"17-{name}-00-schedule-analysis_final_bundles.txt").write_text("")
     found = schedules.read(module)
-    assert {name: schedule.step for name, schedule in found.items()} == {
+    assert {name: schedule.step for name, schedule in found.kernels.items()} == {
         "attend.1": 5,
         "attend.2": 5,
         "attend.3": 9,
     }
     schedules.clear()
-    again = schedules.read(module)
-    assert (again.keys(), again["attend.1"].step) == (found.keys(), 5)
-    assert Schedules().read(module) == {}
+    assert schedules.read(module) == found
+    assert Schedules().read(module) == Scheduled()
 
 
 def test_cores_share_the_groups_of_a_kernel():
