@@ -60,6 +60,11 @@ class MeshConfig(Checked):
         "embedding dimension, and nothing divides the vocabulary",
         choices=RULES,
     )
+    divide_update: bool = field(
+        True,
+        "every part of data updates its own share of the parameters and keeps only its optimizer "
+        "state (ZeRO-1), instead of all of them; not with --trainable or --lora",
+    )
 
     def planned(self) -> dict[str, int]:
         """Returns the sizes by axis; raises a UserError if more than one is -1."""

@@ -1,4 +1,4 @@
-"""The cache of compiled programs, which lets a resumed run train within seconds."""
+"""Compiling a run's programs: options, and the cache that lets a resumed run train in seconds."""
 
 import importlib.util
 import os
@@ -7,9 +7,21 @@ import time
 import zlib
 
 import jax
+from jax.sharding import Mesh
 
+# Without it, the TPU's compiler divides a product whose operand is gathered or whose result is
+# scattered into windows, at half of its speed (docs/benchmarks.md). MaxText sets it, too.
+_TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 _ZSTD = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard frame (RFC 8878, 3.1.1)
 _CHECKED = ".checked"
+
+
+def options(mesh: Mesh) -> dict[str, str]:
+    """Returns the compiler's options for programs on `mesh`; LIBTPU_INIT_ARGS take precedence."""
+    if mesh.devices.flat[0].platform != "tpu":
+        return {}
+    given = os.environ.get("LIBTPU_INIT_ARGS", "")
+    return {name: value for name, value in _TPU_OPTIONS.items() if name not in given}
 
 
 def enable() -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.config.lora import LORA
+from trainer.engine.compiled_programs import options
 from trainer.engine.sharding import replicated, rows
 from trainer.engine.step import Batch, Parts, TrainState, make_update
 from trainer.model.layers import unstack_layers
@@ -30,7 +31,12 @@ class Norms:
         self._shapes, self._stack = tuning.learned(shapes), stack_axes(axes)
         update, shardings = make_update(parts), (parts.shardings, rows(mesh))
 
-        @partial(jax.jit, in_shardings=shardings, out_shardings=replicated(mesh))
+        @partial(
+            jax.jit,
+            in_shardings=shardings,
+            out_shardings=replicated(mesh),
+            compiler_options=options(mesh),
+        )
         def norms(state: TrainState, batch: Batch) -> jax.Array:
             after, gradients, updates = update(state, batch)
             trees = (tuning.learned(after.params), gradients, updates)

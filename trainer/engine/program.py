@@ -14,7 +14,7 @@ from trainer.data.interface import Run
 from trainer.engine import compiled_programs, sharding, step
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
-from trainer.engine.step import Parts, TrainState
+from trainer.engine.step import Parts, Shares, TrainState
 from trainer.engine.trainable import Tuning
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
@@ -33,6 +33,7 @@ class Program:
       norms: layer-wise norms of an update.
       rules: name of one of `config.mesh.RULES`.
       model_shardings: the sharding of each of the model's own parameters.
+      shares: shardings of an update in shares, or None.
     """
 
     def __init__(self, run: Run, devices: Sequence[jax.Device] | None = None):
@@ -56,9 +57,26 @@ class Program:
         self._optimizer = self.tuning.optimizer()
         self._model = build_model(self.spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
-        self.shardings = self._shardings()
+        params = sharding.parameter_shardings(
+            self.mesh, self.rules, self._shapes.params, self.tuning.axes
+        )
+        self.shares: Shares | None = None
+        if config.mesh.divide_update and self.mesh.shape["data"] > 1 and self.tuning.all_learn:
+            own = sharding.divided_over_data(
+                self.mesh, self._shapes.params, params, self.tuning.axes
+            )
+            self.shares, params = Shares(own, params), own
+        self.shardings = self._shardings(params)
         self.model_shardings = _of_model(self.shardings.params)
-        parts = Parts(self._model, self._optimizer, config, self.mesh, self.shardings, self.tuning)
+        parts = Parts(
+            self._model,
+            self._optimizer,
+            config,
+            self.mesh,
+            self.shardings,
+            self.tuning,
+            self.shares,
+        )
         self.train_step = step.make_train_step(parts)
         self.evaluation_step = step.make_evaluation_step(parts)
         self._merged = jax.jit(self.tuning.merged, out_shardings=self.model_shardings)
@@ -105,11 +123,8 @@ class Program:
         """Returns a (subject, text) line about the mesh and the state per device."""
         return sharding.describe(self.mesh, self.rules, self.abstract_state())
 
-    def _shardings(self) -> TrainState:
+    def _shardings(self, params: Any) -> TrainState:
         shapes = self._shapes
-        params = sharding.parameter_shardings(
-            self.mesh, self.rules, shapes.params, self.tuning.axes
-        )
         everywhere: Any = sharding.replicated(self.mesh)
         return TrainState(
             step=everywhere,

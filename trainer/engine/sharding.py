@@ -14,8 +14,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import AXES, ROWS, RULES, MeshConfig
 from trainer.model.paths import path_name
+from trainer.optim.stacked import STACK_AXES
 
 Tree = Any
+
+# Elements of a parameter below which every device updates all of it: summing and gathering parts
+# would take more messages than it saves work.
+_SMALLEST_DIVIDED = 2**16
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -80,6 +85,34 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
         return sharding
 
     return jax.tree_util.tree_map_with_path(sharding_of, params, logical_axes)
+
+
+def divided_over_data(mesh: Mesh, params: Tree, shardings: Tree, logical_axes: Tree) -> Tree:
+    """Returns `shardings` with the shards of large parameters divided over "data".
+
+    Divides the first dimension that splits evenly, if possible into multiples of 8 (rows of a
+    TPU's tile), but no stack of layers, which passes read one by one.
+    """
+    data = mesh.shape["data"]
+
+    def divided(param: Any, sharding: NamedSharding, names: PartitionSpec) -> NamedSharding:
+        spec = [*sharding.spec, *[None] * (param.ndim - len(sharding.spec))]
+        shard = sharding.shard_shape(param.shape)
+        if param.size < _SMALLEST_DIVIDED or "data" in spec:
+            return sharding
+        even = [
+            axis
+            for axis, size in enumerate(shard)
+            if names[axis] not in STACK_AXES and size % data == 0
+        ]
+        tiled = [axis for axis in even if shard[axis] // data % 8 == 0]
+        if not even:
+            return sharding
+        axis = (tiled or even)[0]
+        spec[axis] = "data" if spec[axis] is None else (spec[axis], "data")
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree.map(divided, params, shardings, logical_axes)
 
 
 def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tree:

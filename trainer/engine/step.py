@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from trainer.config import Config
 from trainer.data.features import FILLING, token_places
+from trainer.engine.compiled_programs import options
 from trainer.engine.guard import Guard, checked, new_guard
 from trainer.engine.loss import Scale, model_loss, sequence_accuracy
 from trainer.engine.metrics import Metrics
@@ -50,9 +51,28 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
     return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
 
 
+class Shares(NamedTuple):
+    """Shardings of an update in which each part of "data" updates its own share of a parameter.
+
+    Gradients are summed into shares, and new kernels are gathered once a step. Source: Xu et al.
+    2020, "Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training",
+    arXiv:2004.13336; the first stage of ZeRO, arXiv:1910.02054.
+
+    Attributes:
+      own: the sharding of each parameter, its gradient and its moments.
+      used: the sharding of each parameter in the model's passes.
+    """
+
+    own: Any
+    used: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The components of a run's steps; `shardings` apply to the state's arrays."""
+    """The components of a run's steps; `shardings` apply to the state's arrays.
+
+    `shares` is None if every part of "data" updates all parameters.
+    """
 
     model: Transformer | Encoder
     optimizer: optax.GradientTransformation
@@ -60,6 +80,7 @@ class Parts:
     mesh: Mesh
     shardings: TrainState
     tuning: Tuning
+    shares: Shares | None = None
 
 
 def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState, Any, Any]]:
@@ -69,7 +90,7 @@ def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState,
     the one `checked` keeps; gradients and changes are the rejected ones.
     """
     optimizer, config, tuning = parts.optimizer, parts.config, parts.tuning
-    gradients_of = make_gradients(parts.model, config, tuning)
+    gradients_of = make_gradients(parts.model, config, tuning, parts.shares)
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
         # The key is derived from the step, so that a resumed run drops the same units.
@@ -109,6 +130,7 @@ def make_train_step(parts: Parts) -> Callable[[TrainState, Batch], TrainState]:
         donate_argnums=0,
         in_shardings=(parts.shardings, rows(parts.mesh)),
         out_shardings=parts.shardings,
+        compiler_options=options(parts.mesh),
     )
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         return update(state, batch)[0]
@@ -116,8 +138,17 @@ def make_train_step(parts: Parts) -> Callable[[TrainState, Batch], TrainState]:
     return train_step
 
 
+def used_parameters(model: Transformer | Encoder, params: Any, shares: Shares | None = None) -> Any:
+    """Returns the model's own parameters as its passes use them: rounded, and not in shares."""
+    params = rounded_kernels(model.spec, params)
+    return params if shares is None else jax.lax.with_sharding_constraint(params, shares.used)
+
+
 def make_gradients(
-    model: Transformer | Encoder, config: Config, tuning: Tuning | None = None
+    model: Transformer | Encoder,
+    config: Config,
+    tuning: Tuning | None = None,
+    shares: Shares | None = None,
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
@@ -146,6 +177,10 @@ def make_gradients(
     def gradient(params: Any, *others: Any) -> tuple[Any, Metrics]:
         if partial_of is None:
             gradients, metrics = jax.grad(loss_of, has_aux=True)(params, *others)
+            if shares is not None:
+                gradients = jax.lax.with_sharding_constraint(gradients, shares.own)
+                # Otherwise a consumer may slice the whole sum: an all-reduce, not a reduce-scatter.
+                gradients = jax.tree.map(jax.lax.optimization_barrier, gradients)
         else:
             trees = partial_of.learned(params), partial_of.fixed(params)
             gradients, metrics = jax.grad(loss_of_learned, has_aux=True)(*trees, *others)
@@ -153,7 +188,7 @@ def make_gradients(
 
     def gradients_of(params: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, Metrics]:
         if partial_of is None:
-            params = rounded_kernels(model.spec, params)
+            params = used_parameters(model, params, shares)
         scale = loss.scale(batch, config.loss)
         if count == 1:
             return gradient(params, batch, scale, dropout_key)
@@ -187,11 +222,16 @@ def make_evaluation_step(parts: Parts) -> Callable[[Any, Batch], Metrics]:
     of_batch = model_loss(model).of_batch
     shardings = parts.shardings.params, rows(mesh)
 
-    @partial(jax.jit, in_shardings=shardings, out_shardings=replicated(mesh))
+    @partial(
+        jax.jit,
+        in_shardings=shardings,
+        out_shardings=replicated(mesh),
+        compiler_options=options(mesh),
+    )
     def evaluation_step(params: Any, batch: Batch) -> Metrics:
         with tracing_on(mesh, config.mesh.rules):
             merged = parts.tuning.merged(params)
-            output = run_model(model, rounded_kernels(model.spec, merged), batch)
+            output = run_model(model, used_parameters(model, merged, parts.shares), batch)
         return {**of_batch(output, batch, config.loss)[1], **sequence_accuracy(output, batch)}
 
     return evaluation_step

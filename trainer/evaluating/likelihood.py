@@ -16,7 +16,8 @@ from trainer.data.examples import rows_of
 from trainer.data.features import Converter, target_side
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
-from trainer.model.transformer import Batch, build_model, rounded_kernels, run_model
+from trainer.engine.step import used_parameters
+from trainer.model.transformer import Batch, build_model, run_model
 
 
 def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
@@ -31,7 +32,7 @@ def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Arr
     )
     def likelihoods(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         with tracing_on(mesh, program.rules):
-            output = run_model(model, rounded_kernels(program.spec, params), batch)
+            output = run_model(model, used_parameters(model, params, program.shares), batch)
         logits_BLV: Any = getattr(output, "logits_BLV", output)
         log_BLV, side = jax.nn.log_softmax(logits_BLV.astype(jnp.float32)), target_side(batch)
         targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]

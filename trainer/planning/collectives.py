@@ -12,6 +12,8 @@ _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
     *("collective-permute", "collective-broadcast"),
 )
+# Targets in the first and the last of an asynchronous collective's fusions.
+_ENDS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
@@ -34,15 +36,16 @@ class Found:
 
 def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
     """Yields the collectives of an instruction or of its fusion; a `send` goes between slices."""
-    called = instruction.computation("calls")
-    scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
+    called, inside = instruction.computation("calls"), tuple(module.inside(instruction))
+    scattered = called.startswith("all-reduce-scatter")
+    asynchronous = "async_collective" in called or any(each.target in _ENDS for each in inside)
     transfer = _TRANSFER.search(instruction.attributes)
     if instruction.opcode == "send" and transfer:
         kind = NETWORK + transfer[1].lower().replace("_", "-")
         yield Found(instruction.name, kind, instruction.arrays[0].size, (), True)
     elif instruction.opcode == "send-done":
         yield Found(instruction.operands[0], NETWORK, 0, (), True)
-    for each in (instruction, *module.inside(instruction)):
+    for each in (instruction, *inside):
         kind = re.sub(r"-(start|done)$", "", each.opcode)
         if kind not in _COLLECTIVES:
             continue

@@ -1,0 +1,163 @@
+"""Updates in shares of the parameters equal updates of all parameters.
+
+As a program, `test_shares.py FOLDER`, it prints the results of runs on eight devices as JSON.
+"""
+
+import json
+import os
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tests.support import eight_devices
+from tests.support.runs import config_of, program_of
+from tests.trainer.engine.test_sharding import bits, bytes_held, specs
+from trainer.engine.sharding import put_batch
+
+B, L, V = 16, 8, 512
+UPDATES, FEW = 50, 5
+# Every kernel and table has at least 2**16 elements; moments are factored, as from 128 x 128 on.
+SIZES = {"vocab_size": V, "emb_dim": 128, "num_heads": 4, "head_dim": 128, "mlp_dim": 512}
+SMALL = [
+    *(f"--model.{name}={size}" for name, size in SIZES.items()),
+    *("--model.num_encoder_layers=1", "--model.num_decoder_layers=1"),
+    *("--model.dropout_rate=0.1", f"--batch_size={B}"),
+]
+# Scanned layers, moments of every element, and gradients summed over parts of the batch.
+SCANNED = [
+    *("--model.scan_layers=true", "--model.num_encoder_layers=2", "--microbatches=2"),
+    *("--optimizer.name=adamw", "--optimizer.learning_rate=1e-3", "--model.dtype=bfloat16"),
+]
+# Name -> flags, number of updates.
+RUNS = {
+    "shares": ([], UPDATES),
+    "fsdp": (["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"], FEW),
+    "scanned": (SCANNED, FEW),
+}
+ALONE = ("shares", "scanned")
+
+
+def program(*flags):
+    return program_of(config_of(*SMALL, *flags, preset="t5_1_1_tiny"))
+
+
+def batch_of(step):
+    rng = np.random.default_rng(step)
+    targets = rng.integers(3, V, (B, L)).astype(np.int32)
+    there = np.arange(L) < np.linspace(1, L, B)[:, None]
+    return {
+        "encoder_input_tokens": targets[::-1] * there,
+        "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
+        "decoder_target_tokens": targets * there,
+        "decoder_loss_weights": there.astype(np.int32),
+    }
+
+
+def updated(program, state, first=0, last=UPDATES):
+    """Returns (the state after updates `first` to `last`, the loss after each)."""
+    losses = []
+    for step in range(first, last):
+        state = program.train_step(state, put_batch(batch_of(step), program.mesh))
+        total, weight = (float(part) for part in state.metrics["loss"])
+        losses.append(total / weight)
+    return state, losses
+
+
+def results(made, updates):
+    initial = made.initial_state()
+    before = bits(initial.params)
+    state, losses = updated(made, initial, last=updates)
+    batch = put_batch(batch_of(updates), made.mesh)
+    total, weight = made.evaluation_step(state.params, batch)["loss"]
+    return {
+        "initial": before,
+        "losses": losses,
+        "evaluated": float(total) / float(weight),
+        "final": bits((state.params, state.opt_state)),
+        "held": bytes_held(state),
+        "params": specs(state.params),
+        "opt_state": specs(state.opt_state),
+    }
+
+
+def main(folder):
+    programs = {name: program(*flags) for name, (flags, _) in RUNS.items()}
+    found = {name: results(made, RUNS[name][1]) for name, made in programs.items()}
+    # Saved in the middle, and restored on the same mesh and on another.
+    half, one = UPDATES // 2, programs["shares"]
+    state, _ = updated(one, one.initial_state(), last=half)
+    path, checkpointer = os.path.join(folder, "half"), ocp.StandardCheckpointer()
+    checkpointer.save(path, state)
+    checkpointer.wait_until_finished()
+    found["whole"] = specs(program("--mesh.divide_update=False").abstract_state().params)
+    found["saved"] = bits((state.params, state.opt_state))
+    for name in ("shares", "fsdp"):
+        other = programs[name]
+        restored = checkpointer.restore(path, other.abstract_state())
+        same = bits((restored.params, restored.opt_state)) == found["saved"]
+        state, losses = updated(other, restored, first=half)
+        final = bits((state.params, state.opt_state))
+        found[f"resumed {name}"] = {"same": same, "losses": losses, "final": final}
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """The results of RUNS on eight devices, and of runs resumed in their middle."""
+    return eight_devices.run(__file__, str(tmp_path_factory.mktemp("shares")))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    assert jax.device_count() == 1
+    return {name: results(program(*RUNS[name][0]), RUNS[name][1]) for name in ALONE}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", RUNS)
+def test_updates_equal_those_of_one_device(name, eight, alone):
+    found, expected = eight[name], alone[name if name in ALONE else "shares"]
+    assert found["initial"] == expected["initial"]
+    near = {"rtol": 0, "atol": 2e-2 if name == "scanned" else 1e-5}
+    updates = len(found["losses"])
+    np.testing.assert_allclose(found["losses"], expected["losses"][:updates], **near)
+    if name in ALONE:
+        np.testing.assert_allclose(found["evaluated"], expected["evaluated"], **near)
+
+
+@pytest.mark.processes
+def test_each_part_keeps_its_share_of_parameters_and_moments(eight, alone):
+    kernel = "encoder/layers_0/mlp/wi_0/kernel"
+    assert eight["shares"]["params"][kernel] == [["fsdp", "data"], "tensor"]
+    assert eight["fsdp"]["params"][kernel] == [["fsdp", "data"], "tensor"]
+    assert eight["whole"][kernel] == ["fsdp", "tensor"]
+    for name in ("shares", "scanned", "fsdp"):
+        places = eight[name]["params"]
+        # Only scales and the bias by position are whole.
+        whole = {path for path, axes in places.items() if "data" not in str(axes)}
+        assert whole == {path for path in places if path.endswith(("scale", "rel_embedding"))}
+    scanned = eight["scanned"]["params"]["decoder/decoder/mlp/wo/kernel"]
+    assert scanned == [["tensor", "data"], None, "fsdp"]
+    moments = eight["scanned"]["opt_state"]
+    assert moments["0/mu/decoder/decoder/mlp/wo/kernel"] == scanned
+    # An eighth, and factored moments and scales on every device.
+    assert eight["shares"]["held"] < 0.14 * alone["shares"]["held"]
+
+
+@pytest.mark.processes
+def test_a_run_resumed_in_the_middle_has_the_same_bits(eight):
+    for name in ("shares", "fsdp"):
+        assert eight[f"resumed {name}"]["same"]
+        np.testing.assert_allclose(
+            eight[f"resumed {name}"]["losses"], eight["shares"]["losses"][UPDATES // 2 :], atol=1e-5
+        )
+    resumed = eight["resumed shares"]
+    assert resumed["final"] == eight["shares"]["final"]
+    assert resumed["losses"] == eight["shares"]["losses"][UPDATES // 2 :]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
