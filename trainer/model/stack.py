@@ -84,8 +84,9 @@ class Stack(nn.Module):
             return spec.logits(y_BLD, embedder, shared)
         if flow.index_BL is not None:
             rows = take_rows(rows, flow.index_BL)
-        for hook in spec.layers[0].hooks:
-            left = [hook.finished(each, last_norm) for each in left]
+        for layer in spec.layers[:1]:
+            for hook in layer.hooks:
+                left = [hook.finished(each, last_norm) for each in left]
         return Memory(y_BLD, rows, tuple(left))
 
     def _views(self, rows: Rows, cache: Cache | None) -> dict[int, View]:
