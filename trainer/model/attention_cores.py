@@ -27,6 +27,7 @@ from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, split_heads,
 from trainer.model.positions import rotate, rotate_joined
 from trainer.model.sparse_attention import Dropping, block_sparse_attention
 from trainer.model.sparsity import Pattern, visited
+from trainer.model.triton_attention import triton_attention
 
 
 class Attending(NamedTuple):
@@ -119,11 +120,12 @@ def choose(at: Attending) -> str:
             and not view.watches("weights_BHLS")
             and at.added_logits is None
             and shared.attention_weights == "softmax"
-            and (pattern is None or _tiles(at, pattern))
+            and (pattern is None or (not device.is_gpu and _tiles(at, pattern)))
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not at.drops)
-            and fits_memory(longest, device.kernel_bytes)
+            and (device.is_gpu or fits_memory(longest, device.kernel_bytes))
+            and device.fits(at.head_dim)
             # Initialisation traces the model on one token, for any device.
             and not at.module.is_initializing()
         )
@@ -133,14 +135,18 @@ def choose(at: Attending) -> str:
 
 def _tiles(at: Attending, pattern: Pattern) -> bool:
     """Returns True if kernels can compute a pattern: each device needs whole groups of heads."""
+    devices = _dividing_heads()
+    whole = devices == 1 or at.num_heads * at.head_dim % (devices * LANES) == 0
+    return whole and fills_tiles(pattern.block)
+
+
+def _dividing_heads() -> int:
+    """Returns the number of devices that share the heads of a row."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not fills_tiles(pattern.block):
-        return False
     if mesh.empty or mesh.size == 1:
-        return True
+        return 1
     (axis,) = logical_to_mesh_axes(("joined_kv",)) or (None,)
-    devices = mesh.shape[axis] if isinstance(axis, str) else 1
-    return devices == 1 or at.num_heads * at.head_dim % (devices * LANES) == 0
+    return mesh.shape[axis] if isinstance(axis, str) else 1
 
 
 def _einsum(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
@@ -213,32 +219,33 @@ def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_B
 
 
 def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
-    """Calls `fused_attention` on each device for that device's rows and heads."""
-    k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
+    """Calls the kernels on each device for that device's rows and heads."""
+    device, relative = tracing_device(), at.view.positions.relative
+    groups = k_BSJ.shape[2] // at.head_dim
+    # Heads that share values drop different values.
+    if not device.is_gpu or at.drops or groups % _dividing_heads():
+        k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
     if at.drops:
         v_BSJ = at.drop_values(v_BSJ)
     if at.angles is not None:
         q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
         k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
-    device, relative = tracing_device(), at.view.positions.relative
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
-    run = partial(
-        fused_attention,
-        head_dim=at.head_dim,
-        predicate=at.predicate,
-        scale=at.scale,
-        vmem_bytes=device.kernel_bytes,
-        interpret=not device.is_tpu,
-    )
+    common = {"head_dim": at.head_dim, "predicate": at.predicate, "scale": at.scale}
+    run: Callable[..., Array] = partial(triton_attention, **common)
+    if not device.is_gpu:
+        memory, interpret = device.kernel_bytes, not device.is_tpu
+        run = partial(fused_attention, **common, vmem_bytes=memory, interpret=interpret)
     sides = [Rows(side.segment_BL, side.prefix_BL) for side in (at.view.rows, at.view.source_rows)]
     table_HR = None if relative is None else relative.table_HR
 
     def attend(*operands: Any) -> Array:
         *others, table_HR, tables = operands
         own = None if relative is None else relative._replace(table_HR=table_HR)
-        return run(*others, relative=own, layout=None if visits is None else (visits, tables))
+        layout = {} if visits is None else {"layout": (visits, tables)}
+        return run(*others, relative=own, **layout)
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:

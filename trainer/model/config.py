@@ -250,8 +250,9 @@ class ModelConfig:
         AUTO,
         "implementation of attention: products written out, the fastest on a CPU (einsum), "
         "jax.nn.dot_product_attention (dot_product), cuDNN's fused kernel for NVIDIA GPUs and "
-        "bfloat16 (cudnn), or fused kernels for TPUs (pallas); dot_product and cudnn cannot drop "
-        "weights; auto: pallas on a TPU where dtype is bfloat16 and head_dim fits, or else einsum",
+        "bfloat16 (cudnn), or fused kernels for TPUs and GPUs (pallas); dot_product and cudnn "
+        "cannot drop weights; auto: pallas on a TPU or NVIDIA GPU where dtype is bfloat16 and "
+        "head_dim fits, or else einsum",
         choices=ATTENTION_NAMES,
         changes="rounding",
     )
