@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from tests.support.processes import ROOT, started
 from tests.trainer.model.test_fused_attention import (
-    B,
     COMPILED,
     DECODER,
     ENCODER,
     PREFIX,
+    B,
     Case,
     assert_written_out,
     bias_of,
