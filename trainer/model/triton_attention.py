@@ -46,6 +46,8 @@ _LOG2_E = math.log2(math.e)
 _BLOCK_Q, _BLOCK = 128, 64
 # Programs of the bias's kernel per row and head that keep a GPU with 132 processors busy.
 _PROGRAMS = 512
+# Products of a tile and a head's channels in each kernel.
+_PRODUCTS = {"_forward": 2, "_query": 3, "_key": 4, "_bias": 2}
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,8 @@ def _call(
     def run(*refs: Any) -> None:
         kernel(plan, jax.tree.unflatten(structure, refs[: len(flat)]), *refs[len(flat) :])
 
-    name = "attention" + kernel.__name__.removesuffix("_kernel")
+    kind = kernel.__name__.removesuffix("_kernel")
+    name = f"attention{kind}"
     run.__name__ = name
     return pl.pallas_call(
         run,
@@ -225,11 +228,28 @@ def _call(
         out_shape=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in results],
         interpret=plan.interpret,
         name=name,
+        cost_estimate=_cost(plan, _PRODUCTS[kind], operands, results),
         # With fewer warps, registers of the larger tiles spill.
         compiler_params=triton.CompilerParams(
             num_warps=8 if max(plan.head_dim, block) > _BLOCK else 4, num_stages=2
         ),
     )(*flat)
+
+
+def _cost(
+    plan: _Plan, products: int, operands: _Operands, results: list[Any]
+) -> pl.CostEstimate:
+    """Returns what a kernel does; no compiler reads it, but `trainer.plan` does."""
+    q_BLJ = operands.q_BLJ
+    pairs = q_BLJ.size * plan.source_length
+    if plan.predicate.skips:
+        pairs //= 2
+    arrays = (*jax.tree.leaves(operands), *results)
+    return pl.CostEstimate(
+        flops=2 * products * pairs,
+        transcendentals=pairs // plan.head_dim,
+        bytes_accessed=sum(each.size * each.dtype.itemsize for each in arrays),
+    )
 
 
 class _Queries(NamedTuple):

@@ -12,8 +12,13 @@ COLLECTIVES = "collectives"
 SCAN = "stacks of the scan"
 # Waiting for copies between HBM and the chip's own memory that the compiler started too late.
 COPIES = "copies"
+# Starting a GPU's kernels.
+LAUNCHES = "launches"
 REST = "rest"
-PARTS = (ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, COPIES, REST)
+PARTS = (
+    *(ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, COPIES, LAUNCHES),
+    REST,
+)
 
 # Parts by module; the innermost path component in this table decides.
 _MODULES = {

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from trainer.planning import hlo, parts
-from trainer.planning.devices import CHIPS, Place, seconds_of_collective, sent_bytes
+from trainer.planning.devices import CHIPS, Place, sent_bytes
 from trainer.planning.kernels import Kernel
 from trainer.planning.memory import Liveness
 from trainer.planning.schedules import Schedule, Scheduled
@@ -148,9 +148,9 @@ def test_bytes_are_sent_over_two_links_to_an_axis():
     assert sent_bytes("all-reduce", 1600, 1) == 0
     shape = (4, 4, 1)
     # On v5e, rows of four chips are open; on v5p they are closed to rings.
-    assert seconds_of_collective(CHIP, 10**9, PLACES, shape) == pytest.approx(1e9 / (2 * CHIP.link))
+    assert CHIP.seconds_of_collective(10**9, PLACES, shape) == pytest.approx(1e9 / (2 * CHIP.link))
     row, other = PLACES[:4], CHIPS["v5p"]
-    assert seconds_of_collective(other, 10**9, row, shape) == pytest.approx(1e9 / (2 * other.link))
+    assert other.seconds_of_collective(10**9, row, shape) == pytest.approx(1e9 / (2 * other.link))
 
 
 def test_between_slices_the_network_is_used():
