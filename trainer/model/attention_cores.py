@@ -233,11 +233,11 @@ def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
-    common = {"head_dim": at.head_dim, "predicate": at.predicate, "scale": at.scale}
-    run: Callable[..., Array] = partial(triton_attention, **common)
+    run: Callable[..., Array] = triton_attention
     if not device.is_gpu:
         memory, interpret = device.kernel_bytes, not device.is_tpu
-        run = partial(fused_attention, **common, vmem_bytes=memory, interpret=interpret)
+        run = partial(fused_attention, vmem_bytes=memory, interpret=interpret)
+    run = partial(run, head_dim=at.head_dim, predicate=at.predicate, scale=at.scale)
     sides = [Rows(side.segment_BL, side.prefix_BL) for side in (at.view.rows, at.view.source_rows)]
     table_HR = None if relative is None else relative.table_HR
 

@@ -236,9 +236,7 @@ def _call(
     )(*flat)
 
 
-def _cost(
-    plan: _Plan, products: int, operands: _Operands, results: list[Any]
-) -> pl.CostEstimate:
+def _cost(plan: _Plan, products: int, operands: _Operands, results: list[Any]) -> pl.CostEstimate:
     """Returns what a kernel does; no compiler reads it, but `trainer.plan` does."""
     q_BLJ = operands.q_BLJ
     pairs = q_BLJ.size * plan.source_length

@@ -200,4 +200,3 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + " ".join(f"{name}: {each}" for name, each in value.items()) + " }"
     return f": {value}"
-

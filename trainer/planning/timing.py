@@ -66,7 +66,8 @@ class Timing:
 
     `seconds` and, by XLA's own estimates of its fusions, `estimated` are by part of
     `trainer.planning.parts`. `unread` counts products and kernels without a schedule, which are
-    booked by their bytes and operations alone.
+    booked by their bytes and operations alone. `scheduled` is False on a GPU, which has neither
+    schedules nor estimates.
     """
 
     seconds: dict[str, float]
@@ -74,6 +75,7 @@ class Timing:
     collectives: list[Collective]
     kernels: list[PricedKernel]
     unread: int
+    scheduled: bool = True
 
     @property
     def step(self) -> float:
@@ -111,9 +113,9 @@ def timing(
     """
     walk = _Walk(module, chip, places, traced, scheduled, cores)
     walk.run(module.entry, 1)
-    return Timing(
-        walk.seconds, walk.estimated, walk.collectives, list(walk.kernels.values()), walk.unread
-    )
+    found = list(walk.kernels.values())
+    schedules = not isinstance(chip, Gpu)
+    return Timing(walk.seconds, walk.estimated, walk.collectives, found, walk.unread, schedules)
 
 
 @dataclasses.dataclass
