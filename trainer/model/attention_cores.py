@@ -104,7 +104,9 @@ class Attending(NamedTuple):
 
 
 # Maps queries [B, L, J], keys and values [B, S, G * K], not yet rotated, to mixed values [B, L, J].
-Core = Callable[[Attending, Array, Array, Array], Array]
+# Where `takes_joined`, "pallas" also maps [B, L, 3, J], None, None, or [B, S, 2, G * K] as keys and
+# None as values.
+Core = Callable[..., Array]
 
 
 def choose(at: Attending) -> str:
@@ -131,6 +133,11 @@ def choose(at: Attending) -> str:
         )
         name = name if fits else "einsum"
     return "sparse" if pattern is not None and name != "pallas" else name
+
+
+def takes_joined() -> bool:
+    """Returns True if the kernels read queries, keys and values from one array."""
+    return tracing_device().is_gpu
 
 
 def _tiles(at: Attending, pattern: Pattern) -> bool:
@@ -218,18 +225,18 @@ def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_B
     return mixed_BLHK.reshape(q_BLJ.shape)
 
 
-def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
+def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None) -> Array:
     """Calls the kernels on each device for that device's rows and heads."""
     device, relative = tracing_device(), at.view.positions.relative
-    groups = k_BSJ.shape[2] // at.head_dim
-    # Heads that share values drop different values.
-    if not device.is_gpu or at.drops or groups % _dividing_heads():
-        k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
-    if at.drops:
-        v_BSJ = at.drop_values(v_BSJ)
-    if at.angles is not None:
-        q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
-        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
+    if k_BSJ is not None:
+        groups = k_BSJ.shape[-1] // at.head_dim
+        whole = device.is_gpu and groups % _dividing_heads() == 0
+        if v_BSJ is None and not whole:
+            k_BSJ, v_BSJ = k_BSJ[:, :, 0], k_BSJ[:, :, 1]
+        if v_BSJ is not None:
+            k_BSJ, v_BSJ = _changed(at, k_BSJ, v_BSJ, whole)
+            if at.angles is not None:
+                q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
@@ -249,8 +256,21 @@ def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
-        attend = _divided(attend, visits is not None and visits.by_group)
+        shapes = [x if x is None else x.ndim for x in (q_BLJ, k_BSJ, v_BSJ)]
+        attend = _divided(attend, shapes, visits is not None and visits.by_group)
     return attend(q_BLJ, k_BSJ, v_BSJ, *sides, table_HR, tables)
+
+
+def _changed(at: Attending, k_BSJ: Array, v_BSJ: Array, whole: bool) -> tuple[Array, Array]:
+    """Returns rotated keys, and values with dropout; not repeated if the kernels take groups."""
+    # Heads that share values drop different values.
+    if not whole or at.drops:
+        k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
+    if at.drops:
+        v_BSJ = at.drop_values(v_BSJ)
+    if at.angles is not None:
+        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
+    return k_BSJ, v_BSJ
 
 
 def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
@@ -260,14 +280,21 @@ def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
     return tables_of(pattern, at.num_heads, at.head_dim, length, known, fits)
 
 
-def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Array]:
-    """Runs `attend` on each device for that device's rows and heads."""
+def _divided(
+    attend: Callable[..., Array], axes: list[int | None], by_group: bool
+) -> Callable[..., Array]:
+    """Runs `attend` on each device for that device's rows and heads.
+
+    `axes` are the numbers of axes of queries, keys and values; None where there is no array.
+    """
     batch, heads = logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
     joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
+    side_by_side = PartitionSpec(batch, None, None, heads)
+    operands = [side_by_side if number == 4 else joined for number in axes]
     of_tables = PartitionSpec(heads if by_group else None)
     return jax.shard_map(
         attend,
-        in_specs=(joined, joined, joined, rows, rows, PartitionSpec(heads), of_tables),
+        in_specs=(*operands, rows, rows, PartitionSpec(heads), of_tables),
         out_specs=joined,
         # Kernels do not declare the axes over which their results vary.
         check_vma=False,

@@ -67,6 +67,11 @@ class _Plan:
     interpret: bool
 
     @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads // self.shared
+
+    @property
     def before(self) -> int:
         """The number of distances below 0 in the bias vectors."""
         return pl.cdiv(self.length, self.block_q) * self.block_q
@@ -102,7 +107,11 @@ class _Plan:
 
 
 class _Operands(NamedTuple):
-    """The operands of a kernel: ids [B * I, L], statistics [B, H, L]."""
+    """The operands of a kernel: ids [B * I, L], statistics [B, H, L].
+
+    If `k_BSJ` is None, `q_BLJ` holds queries, keys and values side by side; if only `v_BSJ` is,
+    `k_BSJ` holds keys and values.
+    """
 
     q_BLJ: Any
     k_BSJ: Any
@@ -114,11 +123,21 @@ class _Operands(NamedTuple):
     normaliser: Any = None
     inner: Any = None
 
+    def parts(self, plan: _Plan) -> list[tuple[Any, int]]:
+        """Returns the array of queries, of keys and of values, and the first channel in it."""
+        q_BLJ, k_BSJ, v_BSJ = self[:3]
+        width, source = plan.num_heads * plan.head_dim, plan.groups * plan.head_dim
+        if k_BSJ is None:
+            return [(q_BLJ, 0), (q_BLJ, width), (q_BLJ, 2 * width)]
+        if v_BSJ is None:
+            return [(q_BLJ, 0), (k_BSJ, 0), (k_BSJ, source)]
+        return [(q_BLJ, 0), (k_BSJ, 0), (v_BSJ, 0)]
+
 
 def triton_attention(
     q_BLJ: Array,
-    k_BSJ: Array,
-    v_BSJ: Array,
+    k_BSJ: Array | None,
+    v_BSJ: Array | None,
     query: Rows,
     key: Rows,
     head_dim: int,
@@ -133,6 +152,9 @@ def triton_attention(
     Keys and values may have fewer heads, [B, S, G * K]. A query that sees no key gets zeros. Bias,
     logits and all sums are float32; weights are rounded to the operands' dtype before the products.
 
+    What one product projects need not be taken apart: `q_BLJ` may be [B, L, 3, J] without the other
+    two, or `k_BSJ` [B, S, 2, G * K] without `v_BSJ`. Their gradients are such arrays, too.
+
     Args:
       head_dim: one of GPU_HEADS.
       block: queries and keys per tile, a power of two from 16 on; None chooses from lengths.
@@ -140,13 +162,14 @@ def triton_attention(
     """
     if head_dim not in GPU_HEADS:
         raise ValueError(f"head_dim {head_dim} is not one of {GPU_HEADS}")
-    length, source_length = q_BLJ.shape[1], k_BSJ.shape[1]
+    sources = q_BLJ if k_BSJ is None else k_BSJ
+    length, source_length = q_BLJ.shape[1], sources.shape[1]
     small = max(16, pl.next_power_of_2(min(length, source_length)))
     plan = _Plan(
         length,
         source_length,
-        q_BLJ.shape[2] // head_dim,
-        q_BLJ.shape[2] // k_BSJ.shape[2],
+        q_BLJ.shape[-1] // head_dim,
+        q_BLJ.shape[-1] // sources.shape[-1],
         head_dim,
         predicate.on(query),
         relative.spec if relative else None,
@@ -158,7 +181,8 @@ def triton_attention(
     query_IL = ids_of(query, plan.predicate, length, NO_QUERY).reshape(-1, length)
     key_IS = ids_of(key, plan.predicate, source_length, NO_KEY).reshape(-1, source_length)
     table_HR = relative.table_HR if relative else None
-    return _attention(plan, table_HR, _Operands(q_BLJ, k_BSJ, v_BSJ, query_IL, key_IS))
+    q, k, v = (x if x is None else x.reshape(*x.shape[:2], -1) for x in (q_BLJ, k_BSJ, v_BSJ))
+    return _attention(plan, table_HR, _Operands(q, k, v, query_IL, key_IS))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -170,8 +194,10 @@ def _forward(plan: _Plan, table_HR: Array | None, operands: _Operands) -> tuple[
     vector_HN = None if table_HR is None else plan.vectors(table_HR)
     q_BLJ = operands.q_BLJ
     grid = pl.cdiv(plan.length, plan.block_q), plan.num_heads, len(q_BLJ)
+    shape = len(q_BLJ), plan.length, plan.num_heads * plan.head_dim
+    out = jax.ShapeDtypeStruct(shape, q_BLJ.dtype)
     statistic = jax.ShapeDtypeStruct((len(q_BLJ), plan.num_heads, plan.length), jnp.float32)
-    with_bias, results = operands._replace(vector_HN=vector_HN), [q_BLJ, statistic]
+    with_bias, results = operands._replace(vector_HN=vector_HN), [out, statistic]
     out_BLJ, normaliser = _call(_forward_kernel, plan, grid, with_bias, results, plan.block_q)
     out_BLJ, normaliser = checkpoint_name((out_BLJ, normaliser), SAVED)
     return out_BLJ, (table_HR, operands, out_BLJ, normaliser)
@@ -195,10 +221,15 @@ def _backward(plan: _Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
         # The tiles' logits are in units of log 2.
         (table_gradient,) = to_table(*to_vector(jnp.sum(tiles_gradient, 0) / _LOG2_E))
     q_BLJ, k_BSJ, v_BSJ = operands[:3]
+    grid = pl.cdiv(plan.source_length, plan.block), plan.groups, batch
+    sources = [x for x in (k_BSJ, v_BSJ) if x is not None] or [q_BLJ]
+    of_sources = _call(_key_kernel, plan, grid, operands, sources)
+    # The gradients of queries go beside those of keys and values, into the same array.
+    shared = of_sources[0] if k_BSJ is None else None
     grid = pl.cdiv(plan.length, plan.block), heads, batch
-    (dq,) = _call(_query_kernel, plan, grid, operands, [q_BLJ])
-    grid = pl.cdiv(plan.source_length, plan.block), heads // plan.shared, batch
-    dk, dv = _call(_key_kernel, plan, grid, operands, [k_BSJ, v_BSJ])
+    (dq,) = _call(_query_kernel, plan, grid, operands, [q_BLJ], into=shared)
+    dk = None if k_BSJ is None else of_sources[0]
+    dv = None if v_BSJ is None else of_sources[1]
     return table_gradient, _Operands(dq, dk, dv, None, None)
 
 
@@ -212,12 +243,17 @@ def _call(
     operands: _Operands,
     results: list[Any],
     block: int = 0,
+    into: Array | None = None,
 ) -> list[Array]:
-    """Runs a kernel, which finds its blocks in whole arrays; `block` if it is not the plan's."""
+    """Runs a kernel, which finds its blocks in whole arrays; `block` if it is not the plan's.
+
+    The result is written into `into`, if given, which keeps what the kernel does not write.
+    """
     flat, structure = jax.tree.flatten(operands)
+    given = flat if into is None else [*flat, into]
 
     def run(*refs: Any) -> None:
-        kernel(plan, jax.tree.unflatten(structure, refs[: len(flat)]), *refs[len(flat) :])
+        kernel(plan, jax.tree.unflatten(structure, refs[: len(flat)]), *refs[len(given) :])
 
     kind = kernel.__name__.removesuffix("_kernel")
     name = f"attention{kind}"
@@ -227,27 +263,32 @@ def _call(
         grid=grid,
         out_shape=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in results],
         interpret=plan.interpret,
+        input_output_aliases={} if into is None else {len(flat): 0},
         name=name,
-        cost_estimate=_cost(plan, _PRODUCTS[kind], operands, results),
+        cost_estimate=_cost(plan, kind, operands, results),
         # With fewer warps, registers of the larger tiles spill.
         compiler_params=triton.CompilerParams(
             num_warps=8 if max(plan.head_dim, block) > _BLOCK else 4, num_stages=2
         ),
-    )(*flat)
+    )(*given)
 
 
-def _cost(plan: _Plan, products: int, operands: _Operands, results: list[Any]) -> pl.CostEstimate:
+def _cost(plan: _Plan, kind: str, operands: _Operands, results: list[Any]) -> pl.CostEstimate:
     """Returns what a kernel does; no compiler reads it, but `trainer.plan` does."""
-    q_BLJ = operands.q_BLJ
-    pairs = q_BLJ.size * plan.source_length
+    batch, dtype = len(operands.q_BLJ), operands.q_BLJ.dtype
+    pairs = batch * plan.num_heads * plan.length * plan.source_length
     if plan.predicate.skips:
         pairs //= 2
-    arrays = (*jax.tree.leaves(operands), *results)
-    return pl.CostEstimate(
-        flops=2 * products * pairs,
-        transcendentals=pairs // plan.head_dim,
-        bytes_accessed=sum(each.size * each.dtype.itemsize for each in arrays),
+    read, written = (
+        sum(each.size * each.dtype.itemsize for each in arrays)
+        for arrays in (jax.tree.leaves(operands), results)
     )
+    if kind == "_query":  # a part of its result, if that has keys and values as well
+        written = batch * plan.length * plan.num_heads * plan.head_dim * dtype.itemsize
+    if kind == "_key":
+        written = 2 * batch * plan.source_length * plan.groups * plan.head_dim * dtype.itemsize
+    flops = 2 * _PRODUCTS[kind] * pairs * plan.head_dim
+    return pl.CostEstimate(flops=flops, transcendentals=pairs, bytes_accessed=read + written)
 
 
 class _Queries(NamedTuple):
@@ -293,7 +334,7 @@ def _forward_kernel(plan: _Plan, of: _Operands, out_ref: Any, normaliser_ref: An
     inside_q = queries.at_q < plan.length
     statistic = normaliser_ref.at[row, head, pl.ds(i * block, block)]
     triton.store(statistic, maximum_q + jnp.log2(sum_q), mask=inside_q)
-    _store(plan, out_ref, row, queries.at_q, i, head, mixed_qK / sum_q[:, None])
+    _store(plan, (out_ref, 0), row, queries.at_q, i, head, mixed_qK / sum_q[:, None])
 
 
 def _query_kernel(plan: _Plan, of: _Operands, dq_ref: Any) -> None:
@@ -307,10 +348,10 @@ def _query_kernel(plan: _Plan, of: _Operands, dq_ref: Any) -> None:
 
     start = jnp.zeros((plan.block, plan.head_dim), jnp.float32)
     dq_qK = lax.fori_loop(0, _end(plan, i, plan.block), key_block, start)
-    _store(plan, dq_ref, row, queries.at_q, i, head, dq_qK * plan.scale)
+    _store(plan, (dq_ref, 0), row, queries.at_q, i, head, dq_qK * plan.scale)
 
 
-def _key_kernel(plan: _Plan, of: _Operands, dk_ref: Any, dv_ref: Any) -> None:
+def _key_kernel(plan: _Plan, of: _Operands, *refs: Any) -> None:
     j, group, row = (pl.program_id(axis) for axis in range(3))
     keys = _keys(plan, of, row, j, group)
     first = j if plan.predicate.skips else 0
@@ -326,8 +367,10 @@ def _key_kernel(plan: _Plan, of: _Operands, dk_ref: Any, dv_ref: Any) -> None:
 
     start = jnp.zeros((plan.block, plan.head_dim), jnp.float32)
     dk_kK, dv_kK = lax.fori_loop(0, plan.shared * blocks, query_block, (start, start))
-    _store(plan, dk_ref, row, keys.at_k, j, group, dk_kK * plan.scale)
-    _store(plan, dv_ref, row, keys.at_k, j, group, dv_kK)
+    # The results are arrays like those of keys and values.
+    _, (_, of_keys), (_, of_values) = of.parts(plan)
+    _store(plan, (refs[0], of_keys), row, keys.at_k, j, group, dk_kK * plan.scale)
+    _store(plan, (refs[-1], of_values), row, keys.at_k, j, group, dv_kK)
 
 
 def _bias_kernel(plan: _Plan, of: _Operands, tiles_ref: Any) -> None:
@@ -361,7 +404,8 @@ def _end(plan: _Plan, i: Any, block_q: int) -> Any:
 def _queries(plan: _Plan, of: _Operands, row: Any, i: Any, block: int, head: Any) -> _Queries:
     at_q, places = i * block + jnp.arange(block), pl.ds(i * block, block)
     load = partial(_channels, plan, row=row, at_n=at_q, index=i, head=head)
-    queries = _Queries(at_q, _ids(plan, of.query_IL, row, at_q, i, NO_QUERY), load(of.q_BLJ))
+    channels = load(of.parts(plan)[0])
+    queries = _Queries(at_q, _ids(plan, of.query_IL, row, at_q, i, NO_QUERY), channels)
     if of.gradient_BLJ is None:
         return queries
     inside_q = at_q < plan.length
@@ -370,14 +414,15 @@ def _queries(plan: _Plan, of: _Operands, row: Any, i: Any, block: int, head: Any
         for ref in (of.normaliser, of.inner)
     )
     return queries._replace(
-        gradient_qK=load(of.gradient_BLJ), normaliser_q=normaliser_q, inner_q=inner_q
+        gradient_qK=load((of.gradient_BLJ, 0)), normaliser_q=normaliser_q, inner_q=inner_q
     )
 
 
 def _keys(plan: _Plan, of: _Operands, row: Any, j: Any, group: Any) -> _Keys:
     at_k = j * plan.block + jnp.arange(plan.block)
     load = partial(_channels, plan, row=row, at_n=at_k, index=j, head=group)
-    return _Keys(at_k, _ids(plan, of.key_IS, row, at_k, j, NO_KEY), load(of.k_BSJ), load(of.v_BSJ))
+    _, k, v = of.parts(plan)
+    return _Keys(at_k, _ids(plan, of.key_IS, row, at_k, j, NO_KEY), load(k), load(v))
 
 
 def _ids(plan: _Plan, ids_ref: Any, row: Any, at_n: Array, index: Any, none: int) -> list[Array]:
@@ -389,21 +434,33 @@ def _ids(plan: _Plan, ids_ref: Any, row: Any, at_n: Array, index: Any, none: int
     ]
 
 
-def _channels(plan: _Plan, ref: Any, row: Any, at_n: Array, index: Any, head: Any) -> Array:
+def _channels(
+    plan: _Plan, part: tuple[Any, int], row: Any, at_n: Array, index: Any, head: Any
+) -> Array:
     """Loads a block of one head's channels, with zeros after the end of the row."""
-    block, size, length = len(at_n), plan.head_dim, ref.shape[1]
-    part = ref.at[row, pl.ds(index * block, block), pl.ds(head * size, size)]
+    block, length = len(at_n), part[0].shape[1]
+    places = _places(plan, part, row, block, index, head)
     if length % block == 0:
-        return triton.load(part)
-    return triton.load(part, mask=(at_n < length)[:, None], other=0.0)
+        return triton.load(places)
+    return triton.load(places, mask=(at_n < length)[:, None], other=0.0)
 
 
 def _store(
-    plan: _Plan, ref: Any, row: Any, at_n: Array, index: Any, head: Any, x_nK: Array
+    plan: _Plan,
+    part: tuple[Any, int],
+    row: Any,
+    at_n: Array,
+    index: Any,
+    head: Any,
+    x_nK: Array,
 ) -> None:
-    block, size = len(at_n), plan.head_dim
-    part = ref.at[row, pl.ds(index * block, block), pl.ds(head * size, size)]
-    triton.store(part, x_nK.astype(ref.dtype), mask=(at_n < ref.shape[1])[:, None])
+    ref, places = part[0], _places(plan, part, row, len(at_n), index, head)
+    triton.store(places, x_nK.astype(ref.dtype), mask=(at_n < ref.shape[1])[:, None])
+
+
+def _places(plan: _Plan, part: tuple[Any, int], row: Any, block: int, index: Any, head: Any) -> Any:
+    (ref, first), size = part, plan.head_dim
+    return ref.at[row, pl.ds(index * block, block), pl.ds(first + head * size, size)]
 
 
 def _logits(

@@ -17,8 +17,8 @@ class Kernel(NamedTuple):
 
     `grid` is (groups, steps) if there are several axes, else (steps,); `shapes` are the operands',
     then the results', on one device; `bytes` is their total size. `visited` is the number of
-    visited tiles relative to a causal mask's, in layouts that skip tiles; else 1. `flops` are
-    those of its products in a run, 0 if the kernel does not say.
+    visited tiles relative to a causal mask's, in layouts that skip tiles; else 1. A kernel may say
+    its `bytes`, if it reads or writes parts of arrays, and the `flops` of its products.
     """
 
     name: str
@@ -49,6 +49,7 @@ def kernels(jaxpr: Any) -> list[Kernel]:
         visited = float(dict(equation.params.get("metadata") or {}).get(VISITED, 1.0))
         estimate = equation.params["cost_estimate"]
         flops = estimate.flops if estimate else 0
+        moved = estimate.bytes_accessed if estimate else moved
         key = name, grid, shapes, moved, visited, flops
         known = found.get(key, Kernel(name, grid, 0, shapes, moved, visited, flops))
         found[key] = known._replace(runs=known.runs + runs)

@@ -300,8 +300,8 @@ class _Walk:
         flops = work.flops
         if each.target == TRITON:
             self._run_kernel(each, work, times)
-            kernel = kernel_of(each, self._traced)
-            flops = kernel.flops if kernel else 0
+            if kernel := kernel_of(each, self._traced):
+                flops, moving = kernel.flops, kernel.bytes / self._chip.memory_bandwidth
         seconds = max(moving, flops / self._peak if self._peak else 0.0)
         self.seconds[part] += seconds * times
         self.seconds[parts.LAUNCHES] += self._chip.launch * times

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -60,6 +61,21 @@ def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
     case = CASES[name]
     operands, rows, gradient = example(case, seed)
     actual = compiled(case, attend)(operands, rows, gradient)
+    assert_written_out(case, actual, operands, rows, gradient)
+
+
+@pytest.mark.parametrize("name", ["encoder", "prefix", "decoder", "cross"])
+def test_kernels_read_what_one_product_projects(name):
+    """Queries, keys and values side by side, or keys and values."""
+    case = CASES[name]
+    operands, rows, gradient = example(case, 1)
+
+    def joined(case, q, k, v, table, *rows):
+        if q.shape == k.shape:
+            return attend(case, jnp.stack([q, k, v], 2), None, None, table, *rows)
+        return attend(case, q, jnp.stack([k, v], 2), None, table, *rows)
+
+    actual = compiled(case, joined)(operands, rows, gradient)
     assert_written_out(case, actual, operands, rows, gradient)
 
 

@@ -54,12 +54,12 @@ def test_a_product_of_cublas_is_read_without_its_scratch():
 
 def test_a_kernel_takes_the_products_that_it_says():
     shapes = ((4096, 4096), (4096, 4096))
-    kernel = Kernel("attention_query", (8,), 1, shapes, 64 * MIB, flops=10**12)
+    kernel = Kernel("attention_query", (8,), 1, shapes, 32 * MIB, flops=10**12)
     found = timed(TRITON, traced=[kernel])
     assert found.seconds[parts.ATTENTION] == pytest.approx(10**12 / PEAK)
     assert [(each.name, each.times) for each in found.kernels] == [("attention_query", 1)]
     plain = timed(TRITON, traced=[kernel._replace(flops=0)])
-    assert plain.seconds[parts.ATTENTION] == pytest.approx(64 * MIB / H100.memory_bandwidth)
+    assert plain.seconds[parts.ATTENTION] == pytest.approx(32 * MIB / H100.memory_bandwidth)
 
 
 def test_rings_between_hosts_use_the_adapters_of_their_gpus():
