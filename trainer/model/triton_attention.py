@@ -10,8 +10,8 @@ so sums have one order and a step repeats bit for bit.
 Logits are in units of log 2, for exp2; statistics are float32. Lengths need not be multiples of a
 block: loads are masked. Heads of queries may share a head of keys and values.
 
-cuDNN and tokamax take a bias only as an array [1 or B, H, L, S], and tokamax writes the gradients of
-all logits, [B, H, L, S], to sum its gradient.
+cuDNN and tokamax take a bias only as an array [1 or B, H, L, S]; tokamax writes the gradients of
+all logits, [B, H, L, S], to sum the bias's.
 
 Dimensions: B batch, L query length, S key length, H heads, G heads of keys and values, K head size,
 J = H * K, R relative buckets, N distances, D diagonals of blocks, I ids, P parts of the batch.
