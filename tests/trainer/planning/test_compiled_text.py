@@ -184,6 +184,7 @@ def test_a_text_without_entry_is_no_program():
         ("jit(train_step)/jvp(Transformer)/encoder/relpos_bias/gather", "attention"),
         ("jit(train_step)/jvp(Transformer)/encoder/layers_0/pre_mlp_layer_norm/mul", "embedding"),
         ("jit(train_step)/jvp()/reduce_sum", "logits"),
+        ("jit(train_step)/jvp(logit_statistics)/pallas_call", "logits"),
         ("jit(train_step)/mul", "optimizer"),
         ("jit(evaluation_step)/Transformer/decoder/layers_1/mlp/wo/dot", "feed-forward"),
         ("jit(evaluation_step)/reduce_max", "logits"),
