@@ -68,7 +68,7 @@ def run(flags: Flags) -> int:
     if flags.print_config:
         print(fields.describe(config, origins, words=flags.print_config == "words"))
         return 0
-    target = target_of(flags.topology)
+    target = target_of(flags.topology, config.deterministic)
     if target.schedules:
         _stop_at_once(target.schedules)
 
@@ -119,8 +119,11 @@ def run(flags: Flags) -> int:
     )
 
 
-def target_of(name: str | None) -> "Target":
-    """Returns the devices of the named topology, or of this machine; imports JAX."""
+def target_of(name: str | None, deterministic: bool = True) -> "Target":
+    """Returns the devices of the named topology, or of this machine; imports JAX.
+
+    `deterministic` is what a run on GPUs asks of XLA.
+    """
     if name is None:
         from trainer.planning.compiled import local_target
 
@@ -129,7 +132,7 @@ def target_of(name: str | None) -> "Target":
     from trainer.planning.schedules import Schedules
 
     if hosts := gpus.GpuHosts.named(name):
-        hosts.prepare_compiler()
+        hosts.prepare_compiler(deterministic)
 
         from trainer.planning.compiled import Target
 

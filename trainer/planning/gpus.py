@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from tasks.terminal.command_line import UserError
+from trainer.engine.determinism import GPU_FLAG
 from trainer.planning.devices import Place
 
 _GIB = 2**30
@@ -170,7 +171,7 @@ class GpuHosts:
             raise UserError(f"--topology={self.name}: the GPU's compiler says: {first}") from error
         return list(description.devices)
 
-    def prepare_compiler(self) -> None:
+    def prepare_compiler(self, deterministic: bool) -> None:
         """Sets up the GPU's compiler for machines without a GPU; call it before JAX starts."""
         if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
             raise UserError(
@@ -179,7 +180,8 @@ class GpuHosts:
                 "--topology the plan is for the devices of this machine"
             )
         os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_XLA_FLAGS}".strip()
+        own = f"{_XLA_FLAGS} {GPU_FLAG}={str(deterministic).lower()}"
+        os.environ["XLA_FLAGS"] = f"{own} {os.environ.get('XLA_FLAGS', '')}".strip()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
