@@ -28,7 +28,6 @@ from tests.trainer.model.test_fused_attention import (
     example,
 )
 from trainer.model import triton_attention
-from trainer.model.device import Device
 from trainer.model.positions import RelativeBias, T5RelativePosition
 
 # Lengths that fill blocks and that do not, shorter and longer than the other side.
@@ -89,17 +88,6 @@ def test_parts_of_the_batch_add_to_the_bias_gradient(monkeypatch):
     )
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
     assert np.abs(one).max() > 0.1
-
-
-def test_auto_is_the_kernel_on_gpus_whose_tensor_cores_have_its_type():
-    def chosen(kind, dtype="bfloat16", head_dim=64):
-        return Device(kind).attention("auto", dtype, head_dim)
-
-    h100 = "NVIDIA H100 80GB HBM3"
-    assert [chosen(h100), chosen("NVIDIA A100-SXM4-80GB"), chosen("NVIDIA L4")] == ["pallas"] * 3
-    others = "NVIDIA GeForce RTX 2080 Ti", "Tesla V100-SXM2-32GB", "AMD Instinct MI250X", "cpu"
-    assert {chosen(kind) for kind in others} == {"einsum"}
-    assert (chosen(h100, "float32"), chosen(h100, head_dim=256)) == ("einsum", "einsum")
 
 
 @pytest.mark.slow
