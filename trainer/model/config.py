@@ -349,10 +349,11 @@ class ModelConfig:
 
     def attention_on(self, device_kind: str) -> str:
         """Returns the attention implementation for training on JAX's `device_kind`."""
+        device, patterned = Device(device_kind), self.part("attention_pattern").name != FULL_PATTERN
         fits = "pallas" in self.attentions and not self.drops_by_query
-        if self.attention == AUTO and not fits:
+        if self.attention == AUTO and (not fits or (device.is_gpu and patterned)):
             return "einsum"
-        return Device(device_kind).attention(self.attention, self.dtype, self.head_dim)
+        return device.attention(self.attention, self.dtype, self.head_dim)
 
     @property
     def has_switch_layers(self) -> bool:
