@@ -3,9 +3,10 @@
     python -m trainer.plan --topology=v5e:4x4 --preset=t5_1_1_base --lengths.inputs=512 \\
         --lengths.targets=114 --batch_size=256 --model.dtype=bfloat16
     python -m trainer.plan --topology=v5p:4x4x4 … --search
+    python -m trainer.plan --topology=h100:8 …
 
 It prints whether the programs fit in memory, the compiler's estimate of the step time, and
-what the run costs. Nothing is run, and no TPU, cache or task is needed; without --task, set
+what the run costs. Nothing is run, and no TPU, GPU, cache or task is needed; without --task, set
 --lengths. Without --topology, the plan is for the devices of this machine. It takes
 the flags of trainer.pretrain, so they can be copied between the two command lines.
 """
@@ -38,9 +39,10 @@ class Flags(GinRunFlags):
     topology: str | None = field(
         None,
         "TPU slice as GENERATION:SHAPE in chips, such as v5e:4x4, v4:2x2x4 or, for two slices, "
-        "2xv5e:16x16; needs the extra tpu; None: the devices of this machine",
+        "2xv5e:16x16 (needs the extra tpu), or hosts of GPUs, such as h100:8 or, for four hosts, "
+        "a100:4x8 (needs the extra gpu-plan); None: the devices of this machine",
         metavar="NAME",
-        often="TPU slice, such as v5e:4x4",
+        often="TPU slice, such as v5e:4x4, or GPUs, such as h100:8",
     )
     search: int | None = field(
         None,
@@ -66,7 +68,7 @@ def run(flags: Flags) -> int:
     if flags.print_config:
         print(fields.describe(config, origins, words=flags.print_config == "words"))
         return 0
-    target = target_of(flags.topology)
+    target = target_of(flags.topology, config.deterministic)
     if target.schedules:
         _stop_at_once(target.schedules)
 
@@ -117,15 +119,24 @@ def run(flags: Flags) -> int:
     )
 
 
-def target_of(name: str | None) -> "Target":
-    """Returns the devices of the named topology, or of this machine; imports JAX."""
+def target_of(name: str | None, deterministic: bool = True) -> "Target":
+    """Returns the devices of the named topology, or of this machine; imports JAX.
+
+    `deterministic` is what a run on GPUs asks of XLA.
+    """
     if name is None:
         from trainer.planning.compiled import local_target
 
         return local_target()
-    from trainer.planning import devices
+    from trainer.planning import devices, gpus
     from trainer.planning.schedules import Schedules
 
+    if hosts := gpus.GpuHosts.named(name):
+        hosts.prepare_compiler(deterministic)
+
+        from trainer.planning.compiled import Target
+
+        return Target(name, hosts.devices(), hosts.hosts, hosts.chip, hosts.chip.memory)
     topology = devices.Topology.named(name)
     devices.prepare_compiler()
     schedules = Schedules()

@@ -152,7 +152,8 @@ def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
         ([*TINY, "--topology=v6e:32x16"], "the largest slice is v6e:16x16"),
         ([*TINY, "--topology=v4:6x4x4"], "multiples of 4"),
         ([*TINY, "--topology="], "--topology= is unknown"),
-        ([*TINY, "--topology=a100x8"], "knows no GPUs"),
+        ([*TINY, "--topology=a100x8"], "h100:8 and a100:8 for a host of GPUs"),
+        ([*TINY, "--topology=a100:2x4"], "several hosts 8 each (a100:4x8 for four)"),
         ([*TINY, "--search"], "it needs a --topology"),
         ([*TINY, "--engine=t5x"], "--engine=t5x"),
         ([*TINY, "--task=c5"], "c5"),
@@ -168,20 +169,27 @@ def test_mistakes_are_named(flags, message):
     assert message in str(error.value)
 
 
-def test_without_the_tpus_compiler_one_line_says_so(tmp_path):
+@pytest.mark.parametrize(
+    ("module", "topology", "words"),
+    [
+        ("libtpu", "v5e:4x4", ("libtpu", ".[tpu]")),
+        ("jax_plugins.xla_cuda13", "h100:8", ("jax-cuda13-plugin", ".[gpu-plan]")),
+    ],
+)
+def test_without_the_compiler_one_line_says_so(module, topology, words, tmp_path):
     script = tmp_path / "without.py"
     script.write_text(
         "import importlib.util\n"
         "found = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name == 'libtpu' "
+        f"importlib.util.find_spec = lambda name, *rest: None if name == {module!r} "
         "else found(name, *rest)\n"
         "from tasks.terminal import command_line\n"
         "from trainer import plan\n"
         "command_line.run(plan.main)\n"
     )
-    result = started(script, *TINY, "--topology=v5e:4x4")
+    result = started(script, *TINY, f"--topology={topology}")
     assert len(result.stderr.splitlines()) == 1
-    assert_one_line(result.returncode, result.stderr, "libtpu", ".[tpu]")
+    assert_one_line(result.returncode, result.stderr, *words)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from trainer.config import LossConfig
 from trainer.engine.logit_kernel import Statistics, rows_of_block, statistics
 from trainer.engine.metrics import Metrics
+from trainer.engine.triton_logits import triton_statistics
 from trainer.model.dense import tracing_device
 from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits, Transformer
 
@@ -254,8 +255,9 @@ def _summarise(
 
 
 def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
-    """Computes statistics of float32 logits, with a kernel on TPUs if it can read their rows."""
-    run = _kernel_for(logits_BLV) if tracing_device().is_tpu else None
+    """Computes statistics of float32 logits, with a kernel where one can read their rows."""
+    device = tracing_device()
+    run = _kernel_for(logits_BLV) if device.is_tpu or (device.is_gpu and device.fuses) else None
     if run:
         return run(logits_BLV, targets_BL)
     target_BL, rival_BL = _target_and_rival(logits_BLV, targets_BL)
@@ -267,13 +269,17 @@ def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
 
 def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
     """Returns `statistics` per device; None if rows are sharded over the vocabulary or too long."""
-    memory, mesh = tracing_device().kernel_bytes, jax.sharding.get_abstract_mesh()
+    device, mesh = tracing_device(), jax.sharding.get_abstract_mesh()
     _, length, vocab_size = logits_BLV.shape
-    rows = rows_of_block(length, vocab_size, memory)
     batch_axis, vocab_axis = nn.logical_to_mesh_axes(("batch", "vocab")) or (None, None)
-    if not rows or (vocab_axis and mesh.shape[vocab_axis] > 1):
+    if vocab_axis and mesh.shape[vocab_axis] > 1:
         return None
-    run = partial(statistics, rows=rows, memory=memory)
+    run: Callable[..., Statistics] = triton_statistics
+    if device.is_tpu:
+        rows = rows_of_block(length, vocab_size, device.kernel_bytes)
+        if not rows:
+            return None
+        run = partial(statistics, rows=rows, memory=device.kernel_bytes)
     if mesh.empty or mesh.size == 1:
         return run
     own = PartitionSpec(batch_axis)

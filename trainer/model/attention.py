@@ -12,9 +12,16 @@ from typing import Any
 
 from jax import Array
 
-from trainer.model.attention_cores import CORES, Attending, choose
+from trainer.model.attention_cores import CORES, Attending, choose, takes_joined
 from trainer.model.config import ModelConfig
-from trainer.model.dense import Buildable, Built, Dense, Shared, project_together
+from trainer.model.dense import (
+    Buildable,
+    Built,
+    Dense,
+    Shared,
+    project_joined,
+    project_together,
+)
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, project_out, split_heads
 from trainer.model.norms import Norm
@@ -83,14 +90,19 @@ class DotProductAttention(Buildable):
         attending = self._attending(module, x_BLD, view, deterministic)
         core = choose(attending)
         together = core == "pallas" and not self._changes(attending)
-        q_BLJ, k_BSJ, v_BSJ = self._project(shared, x_BLD, source_BSD, view, together)
-        if self.query_key_norm is not None:
-            q_BLJ = self._normalise(shared, q_BLJ, "query")
-            k_BSJ = self._normalise(shared, k_BSJ, "key")
-        if self.value_part is not None:
-            v_BSJ = self.value_part.build(shared, "values")(v_BSJ, deterministic)
-        view.watch(key_BSJ=k_BSJ, value_BSJ=v_BSJ)
-        mixed_BLJ = CORES[core](attending, q_BLJ, k_BSJ, v_BSJ)
+        operands: tuple[Array, Array | None, Array | None]
+        if together and takes_joined() and not view.watched:
+            operands = self._project_joined(shared, x_BLD, source_BSD)
+        else:
+            q_BLJ, k_BSJ, v_BSJ = self._project(shared, x_BLD, source_BSD, view, together)
+            if self.query_key_norm is not None:
+                q_BLJ = self._normalise(shared, q_BLJ, "query")
+                k_BSJ = self._normalise(shared, k_BSJ, "key")
+            if self.value_part is not None:
+                v_BSJ = self.value_part.build(shared, "values")(v_BSJ, deterministic)
+            view.watch(key_BSJ=k_BSJ, value_BSJ=v_BSJ)
+            operands = q_BLJ, k_BSJ, v_BSJ
+        mixed_BLJ = CORES[core](attending, *operands)
         if self.mixed_part is not None:
             mixed_BLJ = self.mixed_part.build(shared, "mixed", self.head_dim)(mixed_BLJ, x_BLD)
         return project_out(shared, mixed_BLJ)
@@ -113,7 +125,8 @@ class DotProductAttention(Buildable):
     def _changes(self, attending: Attending) -> bool:
         """Returns True if other operations come between the projections and the fused kernels."""
         parts = (self.convolution, self.query_key_norm, self.value_part, attending.angles)
-        return attending.drops or any(part is not None for part in parts)
+        between = any(part is not None for part in parts)
+        return attending.drops or self.shared_query_key or between
 
     def _project(
         self, shared: Shared, x_BLD: Array, source_BSD: Array, view: View, together: bool
@@ -138,6 +151,15 @@ class DotProductAttention(Buildable):
             q_BLJ = convolve(q_BLJ, "query", view.rows)
             k_BSJ = convolve(k_BSJ, "key", view.source_rows)
         return q_BLJ, k_BSJ, convolve(v_BSJ, "value", view.source_rows)
+
+    def _project_joined(
+        self, shared: Shared, x_BLD: Array, source_BSD: Array
+    ) -> tuple[Array, Array | None, None]:
+        """Returns what the kernels for GPUs take: one array per product, not taken apart."""
+        query, key, value = self._projections(shared)
+        if source_BSD is x_BLD and query.features == key.features:
+            return project_joined([query, key, value], x_BLD), None, None
+        return query(x_BLD), project_joined([key, value], source_BSD), None
 
     def _projections(self, shared: Shared) -> tuple[Dense, Dense, Dense]:
         parametrisation = shared.parametrisation

@@ -27,6 +27,7 @@ from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, split_heads,
 from trainer.model.positions import rotate, rotate_joined
 from trainer.model.sparse_attention import Dropping, block_sparse_attention
 from trainer.model.sparsity import Pattern, visited
+from trainer.model.triton_attention import triton_attention
 
 
 class Attending(NamedTuple):
@@ -103,7 +104,9 @@ class Attending(NamedTuple):
 
 
 # Maps queries [B, L, J], keys and values [B, S, G * K], not yet rotated, to mixed values [B, L, J].
-Core = Callable[[Attending, Array, Array, Array], Array]
+# Where `takes_joined`, "pallas" also maps [B, L, 3, J], None, None, or [B, S, 2, G * K] as keys and
+# None as values.
+Core = Callable[..., Array]
 
 
 def choose(at: Attending) -> str:
@@ -119,11 +122,12 @@ def choose(at: Attending) -> str:
             and not view.watches("weights_BHLS")
             and at.added_logits is None
             and shared.attention_weights == "softmax"
-            and (pattern is None or _tiles(at, pattern))
+            and (pattern is None or (not device.is_gpu and _tiles(at, pattern)))
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not at.drops)
-            and fits_memory(longest, device.kernel_bytes)
+            and (device.is_gpu or fits_memory(longest, device.kernel_bytes))
+            and device.fits(at.head_dim)
             # Initialisation traces the model on one token, for any device.
             and not at.module.is_initializing()
         )
@@ -131,16 +135,25 @@ def choose(at: Attending) -> str:
     return "sparse" if pattern is not None and name != "pallas" else name
 
 
+def takes_joined() -> bool:
+    """Returns True if the kernels read queries, keys and values from one array."""
+    return tracing_device().is_gpu
+
+
 def _tiles(at: Attending, pattern: Pattern) -> bool:
     """Returns True if kernels can compute a pattern: each device needs whole groups of heads."""
+    devices = _dividing_heads()
+    whole = devices == 1 or at.num_heads * at.head_dim % (devices * LANES) == 0
+    return whole and fills_tiles(pattern.block)
+
+
+def _dividing_heads() -> int:
+    """Returns the number of devices that share the heads of a row."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not fills_tiles(pattern.block):
-        return False
     if mesh.empty or mesh.size == 1:
-        return True
+        return 1
     (axis,) = logical_to_mesh_axes(("joined_kv",)) or (None,)
-    devices = mesh.shape[axis] if isinstance(axis, str) else 1
-    return devices == 1 or at.num_heads * at.head_dim % (devices * LANES) == 0
+    return mesh.shape[axis] if isinstance(axis, str) else 1
 
 
 def _einsum(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
@@ -212,38 +225,52 @@ def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_B
     return mixed_BLHK.reshape(q_BLJ.shape)
 
 
-def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
-    """Calls `fused_attention` on each device for that device's rows and heads."""
-    k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
-    if at.drops:
-        v_BSJ = at.drop_values(v_BSJ)
-    if at.angles is not None:
-        q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
-        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
+def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None) -> Array:
+    """Calls the kernels on each device for that device's rows and heads."""
     device, relative = tracing_device(), at.view.positions.relative
+    if k_BSJ is not None:
+        groups = k_BSJ.shape[-1] // at.head_dim
+        whole = device.is_gpu and groups % _dividing_heads() == 0
+        if v_BSJ is None and not whole:
+            k_BSJ, v_BSJ = k_BSJ[:, :, 0], k_BSJ[:, :, 1]
+        if v_BSJ is not None:
+            k_BSJ, v_BSJ = _changed(at, k_BSJ, v_BSJ, whole)
+            if at.angles is not None:
+                q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
-    run = partial(
-        fused_attention,
-        head_dim=at.head_dim,
-        predicate=at.predicate,
-        scale=at.scale,
-        vmem_bytes=device.kernel_bytes,
-        interpret=not device.is_tpu,
-    )
+    run: Callable[..., Array] = triton_attention
+    if not device.is_gpu:
+        memory, interpret = device.kernel_bytes, not device.is_tpu
+        run = partial(fused_attention, vmem_bytes=memory, interpret=interpret)
+    run = partial(run, head_dim=at.head_dim, predicate=at.predicate, scale=at.scale)
     sides = [Rows(side.segment_BL, side.prefix_BL) for side in (at.view.rows, at.view.source_rows)]
     table_HR = None if relative is None else relative.table_HR
 
     def attend(*operands: Any) -> Array:
         *others, table_HR, tables = operands
         own = None if relative is None else relative._replace(table_HR=table_HR)
-        return run(*others, relative=own, layout=None if visits is None else (visits, tables))
+        layout = {} if visits is None else {"layout": (visits, tables)}
+        return run(*others, relative=own, **layout)
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
-        attend = _divided(attend, visits is not None and visits.by_group)
+        shapes = [x if x is None else x.ndim for x in (q_BLJ, k_BSJ, v_BSJ)]
+        attend = _divided(attend, shapes, visits is not None and visits.by_group)
     return attend(q_BLJ, k_BSJ, v_BSJ, *sides, table_HR, tables)
+
+
+def _changed(at: Attending, k_BSJ: Array, v_BSJ: Array, whole: bool) -> tuple[Array, Array]:
+    """Returns rotated keys, and values with dropout; not repeated if the kernels take groups."""
+    # Heads that share values drop different values.
+    if not whole or at.drops:
+        k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
+    if at.drops:
+        v_BSJ = at.drop_values(v_BSJ)
+    if at.angles is not None:
+        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
+    return k_BSJ, v_BSJ
 
 
 def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
@@ -253,14 +280,21 @@ def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
     return tables_of(pattern, at.num_heads, at.head_dim, length, known, fits)
 
 
-def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Array]:
-    """Runs `attend` on each device for that device's rows and heads."""
+def _divided(
+    attend: Callable[..., Array], axes: list[int | None], by_group: bool
+) -> Callable[..., Array]:
+    """Runs `attend` on each device for that device's rows and heads.
+
+    `axes` are the numbers of axes of queries, keys and values; None where there is no array.
+    """
     batch, heads = logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
     joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
+    side_by_side = PartitionSpec(batch, None, None, heads)
+    operands = [side_by_side if number == 4 else joined for number in axes]
     of_tables = PartitionSpec(heads if by_group else None)
     return jax.shard_map(
         attend,
-        in_specs=(joined, joined, joined, rows, rows, PartitionSpec(heads), of_tables),
+        in_specs=(*operands, rows, rows, PartitionSpec(heads), of_tables),
         out_specs=joined,
         # Kernels do not declare the axes over which their results vary.
         check_vma=False,

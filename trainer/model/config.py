@@ -250,8 +250,9 @@ class ModelConfig:
         AUTO,
         "implementation of attention: products written out, the fastest on a CPU (einsum), "
         "jax.nn.dot_product_attention (dot_product), cuDNN's fused kernel for NVIDIA GPUs and "
-        "bfloat16 (cudnn), or fused kernels for TPUs (pallas); dot_product and cudnn cannot drop "
-        "weights; auto: pallas on a TPU where dtype is bfloat16 and head_dim fits, or else einsum",
+        "bfloat16 (cudnn), or fused kernels for TPUs and GPUs (pallas); dot_product and cudnn "
+        "cannot drop weights; auto: pallas on a TPU or NVIDIA GPU where dtype is bfloat16 and "
+        "head_dim fits, or else einsum",
         choices=ATTENTION_NAMES,
         changes="rounding",
     )
@@ -348,10 +349,11 @@ class ModelConfig:
 
     def attention_on(self, device_kind: str) -> str:
         """Returns the attention implementation for training on JAX's `device_kind`."""
+        device, patterned = Device(device_kind), self.part("attention_pattern").name != FULL_PATTERN
         fits = "pallas" in self.attentions and not self.drops_by_query
-        if self.attention == AUTO and not fits:
+        if self.attention == AUTO and (not fits or (device.is_gpu and patterned)):
             return "einsum"
-        return Device(device_kind).attention(self.attention, self.dtype, self.head_dim)
+        return device.attention(self.attention, self.dtype, self.head_dim)
 
     @property
     def has_switch_layers(self) -> bool:

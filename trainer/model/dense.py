@@ -221,8 +221,16 @@ def project_together(projections: Sequence[Dense], x_BLD: Array) -> list[Array]:
     return [_biased(out_BLF, bias_F) for out_BLF, bias_F in zip(outputs, biases, strict=True)]
 
 
-def _biased(out_BLF: Array, bias_F: Array | None) -> Array:
-    return out_BLF if bias_F is None else out_BLF + bias_F.astype(out_BLF.dtype)
+def project_joined(projections: Sequence[Dense], x_BLD: Array) -> Array:
+    """Returns the outputs side by side, [B, L, N, F], for kernels that read them where they lie."""
+    kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
+    kernel_DNF = jnp.stack(kernels, 1)
+    out_BLNF = jnp.einsum("bld,dnf->blnf", x_BLD.astype(kernel_DNF.dtype), kernel_DNF)
+    return _biased(out_BLNF, None if biases[0] is None else jnp.stack(biases))
+
+
+def _biased(out: Array, bias: Array | None) -> Array:
+    return out if bias is None else out + bias.astype(out.dtype)
 
 
 @jax.custom_vjp

@@ -10,6 +10,10 @@ ATTENTION_NAMES = (AUTO, "einsum", "dot_product", "cudnn", "pallas")
 SOFTMAX_DTYPES = (AUTO, "float32", "bfloat16")
 # Width of a TPU's registers.
 LANES = 128
+# Head sizes of the kernels for GPUs: tensor cores need 16 channels, and registers hold 128.
+GPU_HEADS = (16, 32, 64, 128)
+# NVIDIA GPUs before Ampere, whose tensor cores have no bfloat16. Earlier drivers say "Tesla V100".
+_BEFORE_AMPERE = ("NVIDIA TITAN", "NVIDIA GeForce GTX", "NVIDIA GeForce RTX 20")
 
 
 @dataclass(frozen=True)
@@ -20,13 +24,24 @@ class Device:
 
     @property
     def is_tpu(self) -> bool:
-        """True if Pallas kernels are compiled rather than interpreted."""
+        """True if the kernels for TPUs are compiled rather than interpreted."""
         return self.kind.startswith("TPU")
 
     @property
+    def is_gpu(self) -> bool:
+        """True if Triton compiles Pallas kernels."""
+        return self.kind.startswith(("NVIDIA", "Tesla", "Quadro", "AMD"))
+
+    @property
     def fuses(self) -> bool:
-        """True if fused attention is faster than written-out products."""
+        """True if fused attention is expected to be faster than written-out products."""
+        if self.is_gpu:
+            return self.kind.startswith("NVIDIA") and not self.kind.startswith(_BEFORE_AMPERE)
         return self.is_tpu and not self.kind.startswith(("TPU v2", "TPU v3"))
+
+    def fits(self, head_dim: int) -> bool:
+        """Returns True if the device's kernels can compute heads of this size."""
+        return head_dim in GPU_HEADS if self.is_gpu else fills_lanes(head_dim)
 
     @property
     def kernel_bytes(self) -> int:
@@ -40,7 +55,7 @@ class Device:
         """Resolves `setting`, one of ATTENTION_NAMES, for activations of type `dtype`."""
         if setting != AUTO:
             return setting
-        fused = self.fuses and dtype == "bfloat16" and fills_lanes(head_dim)
+        fused = self.fuses and dtype == "bfloat16" and self.fits(head_dim)
         return "pallas" if fused else "einsum"
 
     def softmax_dtype(self, setting: str, dtype: str) -> str:

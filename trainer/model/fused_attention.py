@@ -38,7 +38,7 @@ from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias
 
 # Ids of queries and keys outside any example; they differ, so these never see each other.
-_NO_QUERY, _NO_KEY = -1, -2
+NO_QUERY, NO_KEY = -1, -2
 
 # Name under which `jax.checkpoint` may keep what the backward pass reads.
 SAVED = "fused_attention"
@@ -106,14 +106,14 @@ def fused_attention(
         q_BLJ, k_BSJ, v_BSJ = (jnp.pad(x, widen) for x in (q_BLJ, k_BSJ, v_BSJ))
         if table_HR is not None:
             table_HR = jnp.pad(table_HR, ((0, missing // head_dim), (0, 0)))
-    query_BIL = _ids(query, plan.predicate, plan.query_blocks * plan.block_q, _NO_QUERY)
-    key_BIS = _ids(key, plan.predicate, plan.key_blocks * plan.block_k, _NO_KEY)
+    query_BIL = ids_of(query, plan.predicate, plan.query_blocks * plan.block_q, NO_QUERY)
+    key_BIS = ids_of(key, plan.predicate, plan.key_blocks * plan.block_k, NO_KEY)
     operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables=tables)
     out_BLJ = _attention(plan, table_HR, operands)
     return out_BLJ[..., :width] if missing else out_BLJ
 
 
-def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> Array:
+def ids_of(rows: Rows, predicate: Mask, length: int, none: int) -> Array:
     """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment inside it.
 
     A key is visible if one of its ids equals the query's id in the same place.

@@ -18,9 +18,9 @@ from jax.experimental.pallas import tpu as pltpu
 from trainer.model.device import LANES
 from trainer.model.fused_tiles import MASKED, SUBLANES, Plan
 
-# Lower limit of a row's maximum: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros
+# Lower limit of a row's maximum: exp(MASKED - LEAST) is 0, so a query that sees no key gets zeros
 # and zero gradients.
-_LEAST = -1e20
+LEAST = -1e20
 
 
 class Operands(NamedTuple):
@@ -72,7 +72,7 @@ def forward_kernel(
 
             row_1q = jnp.zeros((1, plan.block_q), jnp.float32)
             nothing = jnp.zeros((plan.head_dim, plan.block_q), jnp.float32)
-            start = _Softmax(row_1q + _LEAST, row_1q, nothing)
+            start = _Softmax(row_1q + LEAST, row_1q, nothing)
             states = lax.fori_loop(first, last, key_block, (start,) * plan.heads)
             store(0, i, states)
 
@@ -276,7 +276,7 @@ class _Softmax(NamedTuple):
 
 
 def _absorb(state: _Softmax | None, logits_kq: Array, v_Kk: Array) -> _Softmax:
-    before = _LEAST if state is None else state.maximum_1q
+    before = LEAST if state is None else state.maximum_1q
     maximum_1q = jnp.maximum(jnp.max(logits_kq, 0, keepdims=True), before)
     weights_kq = jnp.exp(logits_kq - maximum_1q)
     sum_1q = jnp.sum(weights_kq, 0, keepdims=True)

@@ -17,6 +17,7 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import host_part, rows
 from trainer.planning import hlo
 from trainer.planning.devices import Chip, chip_of, place_of
+from trainer.planning.gpus import Gpu, gpu_of
 from trainer.planning.kernels import kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
 from trainer.planning.planned_run import Subject
@@ -35,7 +36,7 @@ class Target:
     name: str
     devices: list[Any]
     hosts: int
-    chip: Chip | None
+    chip: Chip | Gpu | None
     memory: int | None
     schedules: Schedules | None = None
 
@@ -49,7 +50,7 @@ def local_target() -> Target:
     """Returns the devices of this machine."""
     devices = jax.devices()
     stats = devices[0].memory_stats() or {}
-    chip = chip_of(devices[0].device_kind)
+    chip = chip_of(devices[0].device_kind) or gpu_of(devices[0].device_kind)
     limit = stats.get("bytes_limit") or (chip.memory if chip else None)
     return Target(devices[0].platform, devices, jax.process_count(), chip, limit)
 

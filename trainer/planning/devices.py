@@ -18,6 +18,17 @@ _GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a device: its slice, and its chip's coordinates within the slice.
+
+    A GPU's coordinates are its host and its number.
+    """
+
+    slice: int
+    coordinates: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Chip:
     """A generation of TPU chips.
 
@@ -47,9 +58,27 @@ class Chip:
     largest: tuple[int, ...]
     config: str = "default"
 
+    # Where times come from, and the unit of the price.
+    basis = "lower bounds from the compiler's schedules"
+    unit = "chip"
+    # Source and date of the prices below.
+    prices = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of June 2025"
 
-# Source and date of the prices below.
-PRICES = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of June 2025"
+    def seconds_of_collective(self, sent: int, group: list[Place], shape: tuple[int, ...]) -> float:
+        """Returns the seconds of a collective within a slice, at the bandwidth of its links.
+
+        Latency and other traffic are not counted. `sent` is bytes per device, `group` the devices
+        that exchange data, and `shape` the number of chips along each axis of a slice.
+        """
+        # The links per chip that the group uses; an open row of chips has half the bandwidth of a
+        # ring.
+        links = 0
+        for axis, length in enumerate(shape):
+            extent = len({place.coordinates[axis] for place in group})
+            if extent > 1:
+                links += 2 if extent == length and length % self.wraps == 0 else 1
+        return sent / (max(links, 1) * self.link)
+
 
 # Clocks follow from peak operations, cores x MXUs x 2 x size^2 x clock. Usable memory is less than
 # the chip's; compiler errors name it ("Used 33.07G of 31.25G hbm"), as in EasyDeL's issue 166 (v4)
@@ -80,31 +109,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 def chip_of(device_kind: str) -> Chip | None:
     """Returns the chip with this `device_kind`; None if it is not in the table."""
     return next((chip for chip in CHIPS.values() if chip.kind == device_kind), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The place of a device: its slice, and its chip's coordinates within the slice."""
-
-    slice: int
-    coordinates: tuple[int, ...]
-
-
-def seconds_of_collective(
-    chip: Chip, sent: int, group: list[Place], shape: tuple[int, ...]
-) -> float:
-    """Returns the seconds of a collective within a slice, at the bandwidth of its links.
-
-    Latency and other traffic are not counted. `sent` is bytes per device, `group` the devices that
-    exchange data, and `shape` the number of chips along each axis of a slice.
-    """
-    # The links per chip that the group uses; an open row of chips has half the bandwidth of a ring.
-    links = 0
-    for axis, length in enumerate(shape):
-        extent = len({place.coordinates[axis] for place in group})
-        if extent > 1:
-            links += 2 if extent == length and length % chip.wraps == 0 else 1
-    return sent / (max(links, 1) * chip.link)
 
 
 def sent_bytes(kind: str, size: int, group: int) -> int:
@@ -148,7 +152,8 @@ class Topology:
         if not found or found[2] not in CHIPS:
             raise UserError(
                 f"--topology={name} is unknown; it must be GENERATION:SHAPE, with a generation of "
-                f"{', '.join(CHIPS)}, such as {_EXAMPLES}; trainer.plan knows no GPUs"
+                f"{', '.join(CHIPS)}, such as {_EXAMPLES}; or h100:8 and a100:8 for a host of "
+                "GPUs, h100:4x8 for four hosts"
             )
         shape = tuple(int(size) for size in found[3].split("x"))
         axes = CHIPS[found[2]].axes
@@ -222,5 +227,7 @@ def prepare_compiler() -> None:
 
 
 def place_of(device: Any) -> Place:
-    """Returns the place of a TPU device."""
+    """Returns the place of a device."""
+    if device.platform == "gpu":
+        return Place(0, (device.process_index, device.id))
     return Place(getattr(device, "slice_index", 0) or 0, tuple(device.coords))

@@ -17,7 +17,8 @@ class Kernel(NamedTuple):
 
     `grid` is (groups, steps) if there are several axes, else (steps,); `shapes` are the operands',
     then the results', on one device; `bytes` is their total size. `visited` is the number of
-    visited tiles relative to a causal mask's, in layouts that skip tiles; else 1.
+    visited tiles relative to a causal mask's, in layouts that skip tiles; else 1. A kernel may say
+    its `bytes`, if it reads or writes parts of arrays, and the `flops` of its products.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Kernel(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     bytes: int
     visited: float = 1.0
+    flops: int = 0
 
     def cycles(self, schedule: Schedule, cores: int = 1) -> int:
         """Returns the cycles of one run on a device whose cores share the groups."""
@@ -45,8 +47,11 @@ def kernels(jaxpr: Any) -> list[Kernel]:
         shapes = tuple(aval.shape for aval in avals)
         moved = sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
         visited = float(dict(equation.params.get("metadata") or {}).get(VISITED, 1.0))
-        key = name, grid, shapes, moved, visited
-        known = found.get(key, Kernel(name, grid, 0, shapes, moved, visited))
+        estimate = equation.params["cost_estimate"]
+        flops = estimate.flops if estimate else 0
+        moved = estimate.bytes_accessed if estimate else moved
+        key = name, grid, shapes, moved, visited, flops
+        known = found.get(key, Kernel(name, grid, 0, shapes, moved, visited, flops))
         found[key] = known._replace(runs=known.runs + runs)
     return list(found.values())
 
@@ -55,7 +60,9 @@ def kernel_of(call: Instruction, traced: list[Kernel]) -> Kernel | None:
     """Returns the kernel that a custom call runs; None if it was not traced."""
     given = arrays(first_group(_OPERANDS, call.attributes))
     shapes = tuple(array.dimensions for array in (*given, *call.arrays))
-    return next((each for each in traced if each.name in call.name and each.shapes == shapes), None)
+    # A GPU's compiler keeps the name in the operation's path only.
+    name = f"{call.name} {call.op_name}"
+    return next((each for each in traced if each.name in name and each.shapes == shapes), None)
 
 
 def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:

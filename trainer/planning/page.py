@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.terminal.table import table
 from trainer.planning.compiled import Compiled, Plan, TooLarge
-from trainer.planning.devices import PRICES
+from trainer.planning.devices import Chip
 from trainer.planning.planned_run import Subject
 from trainer.planning.search import Attempt, as_flags, flags
 from trainer.planning.timing import Timing
@@ -58,12 +58,14 @@ def ranking(attempts: list[Attempt], asked: Subject) -> str:
         rows.append((fits, *speed, f"{plan.needed / _GB:,.1f}", as_flags(each.values)))
     best = next((each.plan for each in attempts if each.plan and not each.plan.missing), None)
     last = f"best: {flags(best, asked) or 'as asked'}" if best else "nothing that was tried fits"
-    return f"{table(header, rows)}\n\n{last}\n\n{_HONEST}"
+    tried = next((each.plan for each in attempts if each.plan), None)
+    honest = f"\n\n{_honest(tried)}" if tried else ""
+    return f"{table(header, rows)}\n\n{last}{honest}"
 
 
-_HONEST = (
-    "times are lower bounds from the compiler's schedules, not measurements: check them on a chip"
-)
+def _honest(plan: Plan) -> str:
+    chip = plan.target.chip or Chip
+    return f"times are {chip.basis}, not measurements: check them on a {chip.unit}"
 
 
 def _head(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -115,7 +117,9 @@ def _tables(train: Compiled) -> tuple[str, str]:
         if value or timing.estimated[part]
     ]
     times.append(("all", f"{step * 1e3:,.2f}", "100.0%", f"{timing.estimated_step * 1e3:,.2f}"))
-    return held, table(("time of a step", "ms", "share", "XLA's estimate"), times)
+    shown = 4 if timing.scheduled else 3  # the GPU's compiler estimates nothing
+    header = ("time of a step", "ms", "share", "XLA's estimate")
+    return held, table(header[:shown], [row[:shown] for row in times])
 
 
 def _beside(left: str, right: str) -> str:
@@ -136,14 +140,15 @@ def _traffic(timing: Timing) -> str:
             each.name,
             ", ".join("x".join(map(str, shape)) for shape in each.shapes[:2]),
             f"{each.times:,}",
-            "unreadable" if each.cycles is None else f"{each.cycles:,}",
             f"{each.size / 1e6:,.1f}",
+            "unreadable" if each.cycles is None else f"{each.cycles:,}",
         )
         for each in timing.kernels
     ]
     if kernels:
-        columns = ("Pallas kernels", "first operands", "runs", "cycles of a run", "MB it moves")
-        blocks.append(table(columns, kernels[:8]))
+        shown = 5 if timing.scheduled else 4
+        columns = ("Pallas kernels", "first operands", "runs", "MB a run moves", "cycles of a run")
+        blocks.append(table(columns[:shown], [row[:shown] for row in kernels[:8]]))
     if timing.unread:
         blocks.append(
             f"{timing.unread} products or kernels have no schedule that can be read: they count "
@@ -160,7 +165,7 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
         yield (
             "speed",
             f"{plan.step * 1e3:,.1f} ms a step{mfu}, {plan.tokens_per_second:,.0f} tokens a second "
-            "and chip",
+            f"and {plan.target.chip.unit if plan.target.chip else 'device'}",
         )
         hours, dollars, origin = _bill(plan, price)
         cost = f", ${dollars:,.2f}" if dollars is not None else ""
@@ -183,7 +188,7 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
         seconds += plan.evaluation.seconds
     yield "compiled", f"in {seconds:,.0f} s"
     if plan.step:
-        yield "", _HONEST
+        yield "", _honest(plan)
 
 
 def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
@@ -192,7 +197,8 @@ def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
     each = price if price is not None or not chip else chip.dollars
     if each is None:
         return hours, None, ""
-    text = f"${each:,.2f} a chip and hour: {PRICES if price is None else '--price'}"
+    unit, origin = (chip.unit, chip.prices) if chip else ("device", "")
+    text = f"${each:,.2f} a {unit} and hour: {origin if price is None else '--price'}"
     return hours, hours * len(plan.target.devices) * each, text
 
 

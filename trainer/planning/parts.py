@@ -12,8 +12,13 @@ COLLECTIVES = "collectives"
 SCAN = "stacks of the scan"
 # Waiting for copies between HBM and the chip's own memory that the compiler started too late.
 COPIES = "copies"
+# Starting a GPU's kernels.
+LAUNCHES = "launches"
 REST = "rest"
-PARTS = (ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, COPIES, REST)
+PARTS = (
+    *(ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, COPIES, LAUNCHES),
+    REST,
+)
 
 # Parts by module; the innermost path component in this table decides.
 _MODULES = {
@@ -35,7 +40,8 @@ _NORM = re.compile(r"(pre|post)?_?\w*layer_norm$")
 _STACKS = re.compile(r"/while/body/(jit\()?dynamic_(update_)?(index|slice)")
 # A path through the differentiated function: `jvp(Transformer)`, `transpose(jvp(Encoder))`.
 _OF_MODEL = re.compile(r"\bjvp\((\w[^)]*)\)")
-_OF_LOSS = re.compile(r"\bjvp\(\)")
+# The loss is no module; its kernel has a name.
+_OF_LOSS = re.compile(r"\bjvp\((logit_statistics)?\)")
 # Evaluations do not differentiate: the path starts with the model's class.
 _CLASSES = ("Transformer", "Encoder")
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from trainer.planning.hlo import Instruction, Module, first_group
 
-# The target of a kernel's custom call.
+# The target of a kernel's custom call, on a TPU and on a GPU.
 PALLAS = "tpu_custom_call"
+TRITON = "__gpu$xla.gpu.triton"
 # A conditional part has more bundles than this. The pipeline's own conditional parts, which start
 # copies, are shorter.
 _CONDITIONAL = 100

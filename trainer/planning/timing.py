@@ -1,4 +1,4 @@
-"""The time of a compiled TPU step by part, by one yardstick for all operations.
+"""The time of a compiled step by part, by one yardstick for all operations.
 
 An operation takes the longest of three times: the bundles of its schedule, its bytes at the full
 bandwidth of the HBM, and its products at the peak of the MXU. Copies that the program starts ahead
@@ -8,6 +8,9 @@ transfer's end is waited for. XLA's own estimate of each operation stands beside
 
 No stall of the vector unit is counted, nor the start of an operation or of a transfer, so these
 times are lower bounds.
+
+A GPU has no schedules: a kernel takes the longer of its bytes and its products, and a launch. Bytes
+that stay in the L2 cache count like all others.
 """
 
 import collections
@@ -16,10 +19,11 @@ import dataclasses
 from trainer.engine.hardware import peak_flops
 from trainer.planning import parts
 from trainer.planning.collectives import NETWORK, Found, collectives_of
-from trainer.planning.devices import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
+from trainer.planning.devices import Chip, Place, sent_bytes, slice_shape
+from trainer.planning.gpus import Gpu
 from trainer.planning.hlo import Instruction, Module
 from trainer.planning.kernels import Kernel, kernel_of
-from trainer.planning.schedules import PALLAS, Scheduled
+from trainer.planning.schedules import PALLAS, TRITON, Scheduled
 from trainer.planning.work import Work, Worker, copied
 
 _COPIED = ("copy-done", "slice-done")
@@ -62,7 +66,8 @@ class Timing:
 
     `seconds` and, by XLA's own estimates of its fusions, `estimated` are by part of
     `trainer.planning.parts`. `unread` counts products and kernels without a schedule, which are
-    booked by their bytes and operations alone.
+    booked by their bytes and operations alone. `scheduled` is False on a GPU, which has neither
+    schedules nor estimates.
     """
 
     seconds: dict[str, float]
@@ -70,6 +75,7 @@ class Timing:
     collectives: list[Collective]
     kernels: list[PricedKernel]
     unread: int
+    scheduled: bool = True
 
     @property
     def step(self) -> float:
@@ -94,7 +100,7 @@ class Timing:
 
 def timing(
     module: Module,
-    chip: Chip,
+    chip: Chip | Gpu,
     places: list[Place],
     traced: list[Kernel],
     scheduled: Scheduled,
@@ -107,9 +113,9 @@ def timing(
     """
     walk = _Walk(module, chip, places, traced, scheduled, cores)
     walk.run(module.entry, 1)
-    return Timing(
-        walk.seconds, walk.estimated, walk.collectives, list(walk.kernels.values()), walk.unread
-    )
+    found = list(walk.kernels.values())
+    schedules = not isinstance(chip, Gpu)
+    return Timing(walk.seconds, walk.estimated, walk.collectives, found, walk.unread, schedules)
 
 
 @dataclasses.dataclass
@@ -182,7 +188,7 @@ class _Walk:
     def __init__(
         self,
         module: Module,
-        chip: Chip,
+        chip: Chip | Gpu,
         places: list[Place],
         traced: list[Kernel],
         scheduled: Scheduled,
@@ -241,7 +247,7 @@ class _Walk:
             places = self._places
             group = [places[number] for number in piece.group if number < len(places)] or places
             sent = sent_bytes(kind, size, len(group))
-            seconds = seconds_of_collective(chip, sent, group, self._shape)
+            seconds = chip.seconds_of_collective(sent, group, self._shape)
             queue = machine.links
         collective = Collective(kind, sent, seconds, times)
         self.collectives.append(collective)
@@ -258,9 +264,13 @@ class _Walk:
 
     def _operate(self, name: str, each: Instruction, machine: _Machine, times: int) -> None:
         """Books the own work of an instruction."""
-        part, clock = parts.part_of(each.op_name), self._chip.clock
+        part, chip = parts.part_of(each.op_name), self._chip
         work = self._worker.work(name, each)
-        moving = work.bytes / self._chip.memory_bandwidth
+        moving = work.bytes / chip.memory_bandwidth
+        if isinstance(chip, Gpu):
+            self._launch(part, each, work, moving, machine, times)
+            return
+        clock = chip.clock
         if each.target == PALLAS:
             cycles = self._run_kernel(each, work, times)
             estimate = max(cycles / clock, moving)
@@ -273,6 +283,29 @@ class _Walk:
         self.seconds[part] += seconds * times
         self.estimated[part] += estimate * times
         machine.spend(seconds, moving)
+
+    def _launch(
+        self,
+        part: str,
+        each: Instruction,
+        work: Work,
+        moving: float,
+        machine: _Machine,
+        times: int,
+    ) -> None:
+        """Books a GPU's kernel and its launch; an instruction without work has no kernel."""
+        assert isinstance(self._chip, Gpu)
+        if not work.bytes:
+            return
+        flops = work.flops
+        if each.target == TRITON:
+            self._run_kernel(each, work, times)
+            if kernel := kernel_of(each, self._traced):
+                flops, moving = kernel.flops, kernel.bytes / self._chip.memory_bandwidth
+        seconds = max(moving, flops / self._peak if self._peak else 0.0)
+        self.seconds[part] += seconds * times
+        self.seconds[parts.LAUNCHES] += self._chip.launch * times
+        machine.spend(seconds + self._chip.launch, moving)
 
     def _run_kernel(self, call: Instruction, work: Work, times: int) -> int:
         """Adds a run of a kernel to those of the step; returns its cycles, 0 if unknown."""

@@ -16,6 +16,10 @@ _FREE = (
 # Custom calls that only name memory.
 _NAMES_MEMORY = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
 _LABELS = re.compile(r"dim_labels=([a-z0-9?]+)_([a-z0-9?]+)->([a-z0-9?]+)")
+_SUMMED = re.compile(r"lhs_contracting_dims=\{([0-9,]*)\}")
+# Products that the GPU's compiler leaves to cuBLAS; their second result is scratch.
+_CUBLAS = "__cublas"
+_SUMMED_BY_CUBLAS = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 _SLICING = ("slice", "dynamic-slice", "gather")
 _VIEWS = ("bitcast", "get-tuple-element")
 
@@ -153,7 +157,8 @@ def _in_hbm(arrays: tuple[Array, ...]) -> int:
 
 
 def _moved(instruction: Instruction, operands: list[Instruction]) -> int:
-    written = _in_hbm(instruction.arrays)
+    results = instruction.arrays
+    written = _in_hbm(results[:1] if instruction.target.startswith(_CUBLAS) else results)
     if instruction.opcode.endswith(("-start", "-done")):
         return 0
     if instruction.opcode in _SLICING:
@@ -165,14 +170,15 @@ def _moved(instruction: Instruction, operands: list[Instruction]) -> int:
 
 
 def _flops(instruction: Instruction, scope: Mapping[str, Instruction]) -> int:
-    """Returns the operations of a `dot` or `convolution`; 0 for others."""
-    if instruction.opcode not in ("dot", "convolution"):
+    """Returns the operations of a `dot`, `convolution` or cuBLAS product; 0 for others."""
+    cublas = instruction.target.startswith(_CUBLAS)
+    if instruction.opcode not in ("dot", "convolution") and not cublas:
         return 0
     left, right = (scope[name].arrays[0].dimensions for name in instruction.operands[:2])
     result = instruction.arrays[0].dimensions
-    if instruction.opcode == "dot":
-        axes = first_group(r"lhs_contracting_dims=\{([0-9,]*)\}", instruction.attributes)
-        summed = math.prod(left[int(axis)] for axis in axes.split(",") if axis)
+    if instruction.opcode == "dot" or cublas:
+        axes = first_group(_SUMMED_BY_CUBLAS if cublas else _SUMMED, instruction.attributes)
+        summed = math.prod(left[int(axis)] for axis in re.findall(r"\d+", axes))
         return 2 * math.prod(result) * summed
     labels = _LABELS.search(instruction.attributes)
     if not labels:

@@ -1,4 +1,4 @@
-"""The kernel's statistics of logits are those of numpy, whatever the lengths."""
+"""The kernels' statistics of logits are those of numpy, whatever the lengths."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,11 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.engine import logit_kernel
+from trainer.engine import logit_kernel, triton_logits
 
 MEMORY = 1 << 20
 
 
+def on_tpu(logits, targets):
+    rows = logit_kernel.rows_of_block(*logits.shape[1:], MEMORY)
+    return logit_kernel.statistics(logits, targets, rows, MEMORY, interpret=True)
+
+
+def on_gpu(logits, targets):
+    return triton_logits.triton_statistics(logits, targets, interpret=True)
+
+
+@pytest.mark.parametrize("statistics", [on_tpu, on_gpu])
 @settings(max_examples=8, deadline=None)
 @given(
     batch=st.integers(1, 3),
@@ -19,14 +29,11 @@ MEMORY = 1 << 20
     shift=st.sampled_from([-1e4, 0.0, 1e4]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_statistics_are_those_of_numpy(batch, length, vocab_size, shift, seed):
+def test_statistics_are_those_of_numpy(statistics, batch, length, vocab_size, shift, seed):
     random = np.random.default_rng(seed)
     logits = (random.normal(size=(batch, length, vocab_size)) * 9 + shift).astype(np.float32)
     targets = random.integers(0, vocab_size, (batch, length))
-    rows = logit_kernel.rows_of_block(length, vocab_size, MEMORY)
-    found = logit_kernel.statistics(
-        jnp.asarray(logits), jnp.asarray(targets), rows, MEMORY, interpret=True
-    )
+    found = statistics(jnp.asarray(logits), jnp.asarray(targets))
 
     exact, at = logits.astype(np.float64), targets[..., None]
     target = np.take_along_axis(exact, at, -1)

@@ -41,6 +41,7 @@ class Case(NamedTuple):
     scale: float = 1.0
     unrolled: int = 1 << 12
     pattern: object = None
+    shared: int = 1  # heads of queries per head of keys and values
 
 
 CASES = {
@@ -73,7 +74,8 @@ def write_out(case, q, k, v, table, query, key):
     """The same in float32, with zeros where a query sees nothing."""
 
     def heads(x):
-        return x.astype(jnp.float32).reshape(B, -1, case.num_heads, case.head_dim)
+        x = x.astype(jnp.float32).reshape(B, x.shape[1], -1, case.head_dim)
+        return jnp.repeat(x, case.num_heads // x.shape[2], axis=2)
 
     logits = jnp.einsum("blhk,bshk->bhls", heads(q), heads(k), precision="highest")
     if case.biased:
@@ -85,9 +87,8 @@ def write_out(case, q, k, v, table, query, key):
 
 
 @cache
-def compiled(name, function):
+def compiled(case, function):
     """Returns (output, gradients) of operands, rows and the gradient of the output."""
-    case = CASES[name]
 
     def run(operands, rows, gradient):
         out, pull = jax.vjp(lambda *operands: function(case, *operands, *rows), *operands)
@@ -99,10 +100,10 @@ def compiled(name, function):
 def example(case, seed):
     """Returns random operands, rows with padding, packed examples and prefixes, and a gradient."""
     random = np.random.default_rng(seed)
-    width = case.num_heads * case.head_dim
 
-    def normal(length, scale=1.0):
-        return jnp.asarray(scale * random.normal(size=(B, length, width)), case.dtype)
+    def normal(length, scale=1.0, heads=case.num_heads):
+        shape = (B, length, heads * case.head_dim)
+        return jnp.asarray(scale * random.normal(size=shape), case.dtype)
 
     def rows(length):
         index = np.arange(length)
@@ -116,8 +117,9 @@ def example(case, seed):
     key = query if length == source_length else rows(source_length)
     table = jnp.asarray(random.normal(size=(case.num_heads, 32)), jnp.float32)
     size = (case.head_dim * case.scale) ** -0.25 * 1.5
-    operands = normal(length, size), normal(source_length, size), normal(source_length), table
-    return operands, (query, key), normal(length)
+    few = case.num_heads // case.shared
+    k, v = normal(source_length, size, few), normal(source_length, heads=few)
+    return (normal(length, size), k, v, table), (query, key), normal(length)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,9 +131,13 @@ def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
         patch.setattr(fused_tiles, "_UNROLLED_FORWARD", case.unrolled)
         patch.setattr(fused_tiles, "_UNROLLED_BACKWARD", case.unrolled)
         operands, rows, gradient = example(case, seed)
-        actual = compiled(name, attend)(operands, rows, gradient)
+        actual = compiled(case, attend)(operands, rows, gradient)
+    assert_written_out(case, actual, operands, rows, gradient)
+
+
+def assert_written_out(case, actual, operands, rows, gradient):
     floats = [x.astype(jnp.float32) for x in operands]
-    expected = compiled(name, write_out)(floats, rows, gradient.astype(jnp.float32))
+    expected = compiled(case, write_out)(floats, rows, gradient.astype(jnp.float32))
     tolerance = 1e-5 if case.dtype == "float32" else float(jnp.finfo(jnp.bfloat16).eps)
     names = ("output", "queries", "keys", "values", "table")
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)

@@ -189,13 +189,15 @@ def test_options_that_make_no_sense_are_refused(make_config, text, words):
 
 
 def test_auto_is_the_kernel_where_tiles_fit_the_blocks(make_config):
-    def chosen(block):
+    def chosen(block, kind="TPU v5 lite"):
         config = make_config(
             "t5_1_1", dtype="bfloat16", head_dim=64, attention_pattern=f"local:block={block}"
         )
-        return config.attention_on("TPU v5 lite")
+        return config.attention_on(kind)
 
     assert [chosen(block) for block in (16, 384, 48)] == ["pallas", "pallas", "einsum"]
+    # The kernels for GPUs have no patterns.
+    assert chosen(16, "NVIDIA H100 80GB HBM3") == "einsum"
 
 
 def test_patterns_are_texts_that_other_projects_do_not_have(make_config):

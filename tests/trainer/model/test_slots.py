@@ -102,12 +102,16 @@ def test_families_fill_the_slots(make_config):
         ("TPU v6 lite", "float32", 64, "einsum", "float32"),
         ("TPU v3", "bfloat16", 64, "einsum", "bfloat16"),
         ("cpu", "bfloat16", 64, "einsum", "float32"),
-        ("NVIDIA H100", "bfloat16", 64, "einsum", "float32"),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 64, "pallas", "float32"),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 128, "pallas", "float32"),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 256, "einsum", "float32"),
+        ("NVIDIA H100 80GB HBM3", "float32", 64, "einsum", "float32"),
+        ("NVIDIA GeForce RTX 2080 Ti", "bfloat16", 64, "einsum", "float32"),
+        ("Tesla V100-SXM2-32GB", "bfloat16", 64, "einsum", "float32"),
+        ("AMD Instinct MI250X", "bfloat16", 64, "einsum", "float32"),
     ],
 )
-def test_auto_is_the_fused_kernel_on_tpus_where_it_applies(
-    kind, dtype, head_dim, attention, softmax
-):
+def test_auto_is_the_fused_kernel_where_it_applies(kind, dtype, head_dim, attention, softmax):
     assert Device(kind).attention("auto", dtype, head_dim) == attention
     assert Device(kind).attention("cudnn", dtype, head_dim) == "cudnn"
     assert Device(kind).softmax_dtype("auto", dtype) == softmax

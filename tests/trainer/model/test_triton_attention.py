@@ -1,0 +1,134 @@
+"""Fused attention for GPUs equals attention with its logits written out, in every gradient.
+
+As a program, `test_triton_attention.py TOPOLOGY`, it compiles the kernels for a GPU.
+"""
+
+import os
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.support.processes import ROOT, started
+from tests.trainer.model.test_fused_attention import (
+    COMPILED,
+    DECODER,
+    ENCODER,
+    PREFIX,
+    B,
+    Case,
+    assert_written_out,
+    bias_of,
+    compiled,
+    example,
+)
+from trainer.model import triton_attention
+from trainer.model.positions import RelativeBias, T5RelativePosition
+
+# Lengths that fill blocks and that do not, shorter and longer than the other side.
+CASES = {
+    "encoder": Case(ENCODER, 40, 40, True, head_dim=16),
+    "encoder, one block": Case(ENCODER, 13, 13, True, head_dim=32, num_heads=1, block=None),
+    "encoder, other lengths": Case(ENCODER, 20, 50, True, head_dim=16, scale=0.25),
+    "decoder": Case(DECODER, 50, 50, True, head_dim=16, num_heads=4, shared=2),
+    "decoder, rotary": Case(DECODER, 32, 32, False, head_dim=64, num_heads=2, shared=2, scale=0.1),
+    "decoder, wide": Case(DECODER, 72, 72, True, head_dim=16, block=None),
+    "prefix": Case(PREFIX, 40, 40, True, head_dim=32, dtype="bfloat16"),
+    "cross": Case(ENCODER, 14, 70, False, head_dim=128, num_heads=1, block=None),
+    "cross, longer": Case(ENCODER, 40, 20, False, head_dim=64, num_heads=1, dtype="bfloat16"),
+}
+
+
+def attend(case, q, k, v, table, query, key, bias_of=bias_of, **more):
+    return triton_attention.triton_attention(
+        *(q, k, v, query, key, case.head_dim, case.mask),
+        relative=RelativeBias(table, bias_of(case)) if case.biased else None,
+        scale=case.scale,
+        **{"block": case.block, "interpret": True} | more,
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
+    case = CASES[name]
+    operands, rows, gradient = example(case, seed)
+    actual = compiled(case, attend)(operands, rows, gradient)
+    assert_written_out(case, actual, operands, rows, gradient)
+
+
+@pytest.mark.parametrize("name", ["encoder", "prefix", "decoder", "cross"])
+def test_kernels_read_what_one_product_projects(name):
+    """Queries, keys and values side by side, or keys and values."""
+    case = CASES[name]
+    operands, rows, gradient = example(case, 1)
+
+    def joined(case, q, k, v, table, *rows):
+        if q.shape == k.shape:
+            return attend(case, jnp.stack([q, k, v], 2), None, None, table, *rows)
+        return attend(case, q, jnp.stack([k, v], 2), None, table, *rows)
+
+    actual = compiled(case, joined)(operands, rows, gradient)
+    assert_written_out(case, actual, operands, rows, gradient)
+
+
+def test_parts_of_the_batch_add_to_the_bias_gradient(monkeypatch):
+    case = CASES["encoder"]
+    operands, rows, gradient = example(case, 0)
+    one, two = (  # a program for all rows, or one for each
+        monkeypatch.setattr(triton_attention, "_PROGRAMS", programs)
+        or compiled(case._replace(unrolled=programs), attend)(operands, rows, gradient)[1][3]
+        for programs in (1, 1 << 20)
+    )
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+    assert np.abs(one).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["a100:1", "h100:1"])
+def test_kernels_compile_for_gpus_without_one(topology):
+    pytest.importorskip("jax_plugins.xla_cuda13")
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = started(__file__, topology, env=os.environ | environment | {"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [name for name in COMPILED if name != "sparse"]
+
+
+def compile_for(topology):
+    """Compiles forward and backward pass of COMPILED, and checks that they need no scratch."""
+    from jax.sharding import SingleDeviceSharding
+
+    from trainer.plan import target_of
+
+    sharding = SingleDeviceSharding(target_of(topology).devices[0])
+
+    def whole_bias_of(case):
+        return T5RelativePosition(case.mask == ENCODER)
+
+    for name, case in COMPILED.items():
+        if case.pattern:
+            continue
+
+        def run(operands, rows, gradient, case=case):
+            of = partial(attend, case, bias_of=whole_bias_of, block=None, interpret=False)
+            _, pull = jax.vjp(lambda *operands: of(*operands, *rows), *operands)
+            return pull(gradient)
+
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(partial(example, case, 0)),
+        )
+        program = jax.jit(run).lower(*abstract).compile().as_text()
+        assert program.count("__gpu$xla.gpu.triton") == (4 if case.biased else 3)
+        assert f"[{B},{case.num_heads},{case.length},{case.source_length}]" not in program
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    compile_for(sys.argv[1])
