@@ -18,8 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.core import lift
+from jax import Array
+from jax.experimental.layout import Layout, with_layout_constraint
 
+from trainer.model import scanned
+from trainer.model.dense import tracing_device
 from trainer.model.fused_attention import SAVED
+from trainer.model.fused_tiles import SUBLANES
 from trainer.model.switch import ROUTING
 
 Tree = dict[str, Any]
@@ -56,13 +62,56 @@ def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
 
 def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
     """Applies `run` to the states `length` times; each run has its own parameters and dropout."""
-    run_all = nn.scan(
-        run,
-        variable_axes={"params": LAYERS_AXIS, ROUTING: 0},
-        split_rngs={"params": True, "dropout": True},
-        length=length,
-    )
-    return run_all(layer, states)[0]
+    return nn.transforms.lift_transform(_lifted_scan, run, length)(layer, states)
+
+
+def _lifted_scan(run: _RunLayer, length: int) -> Callable[..., Any]:
+    """Returns a function of a scope, as `flax.core.lift.scan` does, that runs `scanned.scan`."""
+
+    def scan_all(scope_of: Any, repacked: Any, variables: Any, keys: Any, states: Any) -> Any:
+        def one(states: Any, own: Any) -> tuple[Any, Any]:
+            scope = scope_of(*own)
+            return run(scope, states)[0], repacked(scope)
+
+        front = jax.tree.map(_layers_first, variables)
+        keys = lift.tree_map_rngs(lambda key: jax.random.split(key, length), keys)
+        own = front, keys
+        # Flax counts in a layer's keys how often it was traced. `nn.scan`, which trained older
+        # checkpoints, traces it twice.
+        jax.eval_shape(lambda *inputs: one(*inputs), states, jax.tree.map(lambda x: x[0], own))
+        return scanned.scan(one, states, own, length)
+
+    return lift.pack(scan_all, ("params",), (ROUTING,), ("dropout",), name="scan")
+
+
+def _layers_first(stacked: Array) -> Array:
+    """Moves the layers' axis to the front."""
+    pieces = stacked.ndim > 2 and stacked.shape[LAYERS_AXIS] % SUBLANES == 0
+    if pieces and tracing_device().is_tpu:
+        return _in_pieces(stacked)
+    return jnp.moveaxis(stacked, LAYERS_AXIS, 0)
+
+
+@jax.custom_vjp
+def _in_pieces(stacked: Array) -> Array:
+    """Moves the layers' axis to the front, and each layer's parameters into a piece of memory.
+
+    Where the layers fill a TPU's tiles, its compiler otherwise leaves them side by side there, and
+    a scan reads and writes a layer in pieces of a few hundred bytes. Gradients return in the order
+    of the parameters.
+    """
+    return _in_order(jnp.moveaxis(stacked, LAYERS_AXIS, 0))
+
+
+def _in_order(x: Array) -> Array:
+    """Keeps the compiler from permuting the axes of `x` in memory."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+_in_pieces.defvjp(
+    lambda stacked: (_in_pieces(stacked), None),
+    lambda _, gradient: (_in_order(jnp.moveaxis(gradient, 0, LAYERS_AXIS)),),
+)
 
 
 def stack_layers(tree: Tree) -> Tree:

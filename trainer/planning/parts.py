@@ -37,7 +37,7 @@ _MODULES = {
 }
 _BIAS = re.compile(r"relpos_bias(_\d+)?$")
 _NORM = re.compile(r"(pre|post)?_?\w*layer_norm$")
-_STACKS = re.compile(r"/while/body/(jit\()?dynamic_(update_)?(index|slice)")
+_STACKS = re.compile(r"/while/body/(closed_call/)?(jit\()?dynamic_(update_)?(index|slice)")
 # A path through the differentiated function: `jvp(Transformer)`, `transpose(jvp(Encoder))`.
 _OF_MODEL = re.compile(r"\bjvp\((\w[^)]*)\)")
 # The loss is no module; its kernel has a name.

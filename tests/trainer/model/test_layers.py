@@ -27,25 +27,6 @@ LAYERS = {
 
 
 @pytest.fixture(scope="module")
-def packed():
-    """Returns two rows on each side, one with two examples and padding, one with one example."""
-    random = np.random.default_rng(0)
-    segments = np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1]])
-    tokens = {
-        name: np.where(segments > 0, random.integers(1, 40, segments.shape), 0)
-        for name in ("encoder_input_tokens", "encoder_target_tokens", "decoder_target_tokens")
-    }
-    return {
-        **tokens,
-        "decoder_input_tokens": np.roll(tokens["decoder_target_tokens"], 1, axis=1),
-        "encoder_segment_ids": segments,
-        "decoder_segment_ids": segments,
-        "encoder_loss_weights": segments > 0,
-        "decoder_loss_weights": segments > 0,
-    }
-
-
-@pytest.fixture(scope="module")
 def result(make_config, packed):
     """Loss and gradients, under the unscanned names."""
 
