@@ -38,6 +38,7 @@ class Estimate:
 
     seconds: dict[str, float]  # by part of `trainer.planning.parts`
     bytes: dict[str, float]  # bytes on a device, by part of `trainer.planning.memory`
+    xla: float = 0.0  # seconds of the step by XLA's own estimates
     compile_seconds: float = 0.0  # time that the compiler took
     # Layers of the two steps extrapolated from; () if the step itself was compiled.
     depths: tuple[int, ...] = ()
@@ -95,6 +96,7 @@ def run(flags: Flags) -> None:
 
     from trainer.engine.cost import flops_per_step
     from trainer.engine.hardware import peak_flops
+    from trainer.planning.floor import floor
     from trainer.planning.planned_run import subject
 
     # A program from the cache would lack the schedules of its kernels.
@@ -117,16 +119,22 @@ def run(flags: Flags) -> None:
     # Seconds of a step at the peak of the devices.
     least = flops_per_step(trained.config.model, trained.config.batch_size, *trained.lengths)
     least /= len(target.devices) * peak_flops(target.kind)
+    lowest = floor(
+        trained.config, trained.lengths, target.chip, len(target.devices), peak_flops(target.kind)
+    )
     if flags.json:
         values = {
             name: {"refused": each.refused}
             if each.refused
-            else {**dataclasses.asdict(each), "step_seconds": each.step, "mfu": least / each.step}
+            else {
+                **dataclasses.asdict(each),
+                **{"step_seconds": each.step, "mfu": least / each.step, "floor_seconds": lowest},
+            }
             for name, each in estimates.items()
         }
         print(json.dumps(values, indent=1))
     else:
-        print(markdown(estimates, least, target.memory))
+        print(markdown(estimates, least, lowest, target.memory))
     if all(each.refused for each in estimates.values()):
         raise UserError("no step could be compiled; see above")
 
@@ -140,7 +148,10 @@ def _estimate(trained: "Subject", target: "Target", scan: bool) -> Estimate:
         plan = compile_plan(chosen, target, evaluation=False)
     except UserError as error:
         return Estimate({}, {}, refused=str(error))
-    return Estimate(plan.train.timing.seconds, plan.train.memory.parts, plan.train.seconds)
+    timing = plan.train.timing
+    return Estimate(
+        timing.seconds, plan.train.memory.parts, timing.estimated_step, plan.train.seconds
+    )
 
 
 def extrapolated(
@@ -150,7 +161,7 @@ def extrapolated(
     seconds = shallow.compile_seconds + deep.compile_seconds
     refused = shallow.refused or deep.refused
     if refused:
-        return Estimate({}, {}, seconds, depths, refused)
+        return Estimate({}, {}, 0.0, seconds, depths, refused)
     far = (layers - depths[0]) / (depths[1] - depths[0])
 
     def line(low: dict[str, float], high: dict[str, float]) -> dict[str, float]:
@@ -159,17 +170,17 @@ def extrapolated(
         return {name: max(a + far * (b - a), 0.0) for name, (a, b) in ends.items()}
 
     times, sizes = line(shallow.seconds, deep.seconds), line(shallow.bytes, deep.bytes)
-    return Estimate(times, sizes, seconds, depths)
+    xla = shallow.xla + far * (deep.xla - shallow.xla)
+    return Estimate(times, sizes, xla, seconds, depths)
 
 
-def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
-    """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, and a ratio.
+def markdown(estimates: dict[str, Estimate], least: float, lowest: float, memory: int) -> str:
+    """Returns a table of Markdown with a row for each step: ms by part, GB and MFU.
 
-    The ratio is to the fastest step; `least` is the seconds of a step at the devices' peak,
-    `memory` the bytes that a step may use.
+    `least` is the seconds of a step at the devices' peak, `lowest` those of its floor, `memory` the
+    bytes that a step may use.
     """
-    found = [each.step for each in estimates.values() if not each.refused]
-    header = ("step", "ms", "MFU", "HBM, GB", "of fastest", *parts.PARTS)
+    header = ("step", "ms", "of floor", "XLA's estimate", "MFU", "HBM, GB", *parts.PARTS)
     lines = [header, ("---", *["---:"] * (len(header) - 1))]
     for name, each in estimates.items():
         if each.refused:
@@ -178,10 +189,16 @@ def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
         label = f"{name}, from {' and '.join(map(str, each.depths))} layers"
         held = sum(each.bytes.values())
         fits = "" if held <= memory else ", does not fit"
-        cells = (f"{each.step * 1e3:,.1f}", f"{least / each.step:.1%}", f"{held / 1e9:,.2f}{fits}")
-        ratio = f"{each.step / min(found):.2f}"
+        cells = (
+            f"{each.step * 1e3:,.1f}",
+            f"{each.step / lowest:.2f}",
+            f"{each.xla * 1e3:,.1f}",
+            f"{least / each.step:.1%}",
+            f"{held / 1e9:,.2f}{fits}",
+        )
         of_parts = (f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in parts.PARTS)
-        lines.append((label if each.depths else name, *cells, ratio, *of_parts))
+        lines.append((label if each.depths else name, *cells, *of_parts))
+    lines.append(("floor", f"{lowest * 1e3:,.1f}", "1.00", *[""] * (len(header) - 3)))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -26,14 +26,29 @@ def flops_per_step(
 ) -> int:
     """Returns the number of floating-point operations in a training step, over all devices.
 
-    Counts 2 operations forward and 4 backward for each kernel element and position, and 4 (12 with
-    the backward pass) for each query, key and attention channel, even if masked or padded. For
-    attention with a pattern, counts the pairs in visited blocks: under a causal mask, no blocks
-    after the query's. With `halve_causal`, other causal attention counts half of its pairs. Counts
-    only the expert that a token goes through, not unused capacity, and only the positions left in a
-    layer. Excludes embedding look-ups, norms, softmax and the optimizer, and ignores the length of
-    a stack that the model lacks. Utilisation is this number divided by step time and the device's
-    peak.
+    Counts 2 operations forward and 4 backward for each of `products_per_step`. Utilisation is this
+    number divided by step time and the device's peak.
+    """
+    return 6 * sum(
+        products_per_step(config, batch_size, encoder_length, decoder_length, halve_causal)
+    )
+
+
+def products_per_step(
+    config: ModelConfig,
+    batch_size: int,
+    encoder_length: int,
+    decoder_length: int,
+    halve_causal: bool = False,
+) -> tuple[int, int]:
+    """Returns the numbers of multiplications in a forward pass: by kernels, and in attention.
+
+    Counts 1 for each kernel element and position, and 2 for each query, key and attention channel,
+    even if masked or padded. For attention with a pattern, counts the pairs in visited blocks:
+    under a causal mask, no blocks after the query's. With `halve_causal`, other causal attention
+    counts half of its pairs. Counts only the expert that a token goes through, not unused capacity,
+    and only the positions left in a layer. Excludes embedding look-ups, norms, softmax and the
+    optimizer, and ignores the length of a stack that the model lacks.
 
     Sources: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, counts all pairs; MaxText half of
     them since its pull request 1988.
@@ -66,7 +81,7 @@ def flops_per_step(
             length = left[stack][int(index) + (not mixes)]
         return batch_size * length + (seen if per == SOURCE and merged else 0)
 
-    products = 0
+    products = attention = 0
     for path, facts in parameter_facts(spec).items():
         axes = zip(facts.shape, facts.axes, strict=True)
         elements = math.prod(size for size, axis in axes if axis != EXPERT_AXIS)
@@ -78,12 +93,12 @@ def flops_per_step(
             pairs = self_pairs(layer.mixer, stack.mask, length, halve_causal)
             if _reads_memory(layer):
                 pairs += length * left["encoder"][-1]
-            products += round(layer.mixer.products_per_pair * batch_size * pairs)
+            attention += round(layer.mixer.products_per_pair * batch_size * pairs)
             if layer.cross_mixer is not None:
-                products += layer.cross_mixer.products_per_pair * length * seen
+                attention += layer.cross_mixer.products_per_pair * length * seen
             own = sum(hook.products_per_position for hook in layer.hooks)
             products += own * batch_size * after
-    return 6 * products
+    return products, attention
 
 
 def _reads_memory(layer: LayerSpec) -> bool:

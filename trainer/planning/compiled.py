@@ -17,6 +17,7 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import host_part, rows
 from trainer.planning import hlo
 from trainer.planning.devices import Chip, chip_of, place_of
+from trainer.planning.floor import floor
 from trainer.planning.gpus import Gpu, gpu_of
 from trainer.planning.kernels import kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
@@ -139,6 +140,14 @@ class Plan:
     def mfu_halved(self) -> float | None:
         """The same with half of causal attention's pairs; None if unknown."""
         return self.mfu * self.flops_halved / self.flops if self.mfu else None
+
+    @property
+    def floor(self) -> float | None:
+        """The least seconds that a step can take on these devices; None if unknown."""
+        chip, peak, config = self.target.chip, peak_flops(self.target.kind), self.subject.config
+        if not chip or not peak:
+            return None
+        return floor(config, self.subject.lengths, chip, len(self.target.devices), peak)
 
     @property
     def tokens_per_second(self) -> float | None:

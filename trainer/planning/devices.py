@@ -44,6 +44,7 @@ class Chip:
       dollars: price per chip-hour.
       largest: number of chips along each axis of the largest slice.
       config: the compiler's name for the layout with one JAX device per chip.
+      matrix_unit: rows and columns of an MXU.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Chip:
     dollars: float
     largest: tuple[int, ...]
     config: str = "default"
+    matrix_unit: int = 128
 
     # Where times come from, and the unit of the price.
     basis = "lower bounds from the compiler's schedules"
@@ -100,7 +102,19 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             "TPU v5", 1.75e9, int(95.74 * _GIB), 2.765e12, 3, 90e9, 4, 6.25e9, 4.20, (16, 16, 24)
         ),
         "v6e": Chip(
-            "TPU v6 lite", 1.75e9, int(31.25 * _GIB), 1.6e12, 2, 90e9, 16, 12.5e9, 2.70, (16, 16)
+            *(
+                "TPU v6 lite",
+                1.75e9,
+                int(31.25 * _GIB),
+                1.6e12,
+                2,
+                90e9,
+                16,
+                12.5e9,
+                2.70,
+                (16, 16),
+            ),
+            matrix_unit=256,
         ),
     }
 )

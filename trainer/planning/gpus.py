@@ -40,6 +40,8 @@ class Gpu:
     # Where times come from, the compiler's help, and the unit of the price.
     basis = "a roofline of the compiled kernels"
     unit = "GPU"
+    # Tensor cores multiply blocks that every head fills.
+    matrix_unit = 16
     # Seconds from the end of a kernel to the start of the next. An assumption, not a measurement:
     # about what kernels of one CUDA graph need, in which XLA launches them.
     launch = 2e-6

@@ -160,12 +160,15 @@ def _traffic(timing: Timing) -> str:
 def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
     if plan.step:
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
-        if plan.mfu_halved != plan.mfu:
-            mfu += f" ({plan.mfu_halved:.1%} with half of causal attention)"
+        halved = f"{plan.mfu_halved:.1%}" if plan.mfu_halved else ""
+        if halved and halved not in mfu:
+            mfu += f" ({halved} with half of causal attention)"
+        above = plan.step / plan.floor if plan.floor else 0.0
+        floor = f", {above:.2f} times the floor of {plan.floor * 1e3:,.1f} ms" if plan.floor else ""
         yield (
             "speed",
-            f"{plan.step * 1e3:,.1f} ms a step{mfu}, {plan.tokens_per_second:,.0f} tokens a second "
-            f"and {plan.target.chip.unit if plan.target.chip else 'device'}",
+            f"{plan.step * 1e3:,.1f} ms a step{floor}{mfu}, {plan.tokens_per_second:,.0f} tokens a "
+            f"second and {plan.target.chip.unit if plan.target.chip else 'device'}",
         )
         hours, dollars, origin = _bill(plan, price)
         cost = f", ${dollars:,.2f}" if dollars is not None else ""
@@ -226,6 +229,7 @@ def _values(plan: Plan, price: float | None) -> dict[str, Any]:
         "flops": plan.flops,
         "flops_with_half_of_causal_attention": plan.flops_halved,
         "step_seconds": plan.step,
+        "floor_seconds": plan.floor,
         "mfu": plan.mfu,
         "mfu_with_half_of_causal_attention": plan.mfu_halved,
         "tokens_per_second_per_device": plan.tokens_per_second,

@@ -1,0 +1,32 @@
+"""The floor of a training step: what a chip's products and memory need, whatever the program."""
+
+import math
+
+from trainer.config.run import Config
+from trainer.engine.cost import parameter_count, products_per_step
+from trainer.planning.devices import Chip
+from trainer.planning.gpus import Gpu
+
+# Bytes that an update reads and writes for each parameter: the master parameter once each way, and
+# its gradient; factored moments are smaller by far.
+_BYTES_OF_UPDATE = 12
+
+
+def floor(
+    config: Config, lengths: tuple[int, int], chip: Chip | Gpu, devices: int, peak: float
+) -> float:
+    """Returns the least seconds that a step can take on `devices` chips of `peak` FLOP/s each.
+
+    Counts products at the peak, with half of causal attention's pairs, and the update's bytes, of
+    which each chip has its share. Attention's backward pass computes the logits once more, and a
+    head of fewer channels than the chip's matrix unit has rows uses only these rows in the three
+    products that sum over channels. Norms, other passes over memory and collectives take nothing.
+    """
+    kernels, attention = products_per_step(
+        config.model, config.batch_size, *lengths, halve_causal=True
+    )
+    head = config.model.head_dim
+    filled = math.ceil(head / chip.matrix_unit) * chip.matrix_unit / head
+    products = 6 * kernels + (4 + 3 * filled) * attention
+    update = _BYTES_OF_UPDATE * parameter_count(config.model) / chip.memory_bandwidth
+    return (products / peak + update) / devices
