@@ -1,8 +1,10 @@
-"""Damaged files among compiled programs are removed, so that JAX compiles and writes them again."""
+"""Options of programs; damaged files among compiled ones are removed and written again."""
 
 import os
 import time
+import types
 
+import numpy as np
 import pytest
 
 from tests.support.processes import started
@@ -48,3 +50,17 @@ def test_only_new_files_are_read(tmp_path):
     path.touch()
     compiled_programs.remove_damaged(tmp_path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("platform", "flags", "given"),
+    [("tpu", "", True), ("tpu", "--xla_a=1", True), ("cpu", "", False), ("gpu", "", False)],
+)
+def test_only_tpus_are_told_not_to_divide_products(platform, flags, given, monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", flags)
+    devices = np.array([types.SimpleNamespace(platform=platform)], dtype=object)
+    mesh = types.SimpleNamespace(devices=devices)
+    name = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
+    assert (name in compiled_programs.options(mesh)) == given
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{name}=5")
+    assert compiled_programs.options(mesh) == {}

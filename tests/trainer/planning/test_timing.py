@@ -79,6 +79,39 @@ def test_gathers_under_way_at_once_share_the_links(number):
     assert gathers["exposed"] == pytest.approx(max(number * one - busy, 0), rel=1e-3)
 
 
+def test_a_gather_that_several_fusions_carry_counts_once():
+    """As the TPU's compiler writes it: fusions begin, carry and end one gather of one channel."""
+    whole = "f32[4096,1024]{1,0:T(8,128)}"
+    group = "replica_groups={{0,1,2,3}}, dimensions={0}"
+    gather = f"%g = {whole} all-gather(%x), channel_id=7, {group}"
+
+    def piece(name, target):
+        last = f"ROOT %e = {whole} custom-call(%g), custom_call_target={target}"
+        return (
+            f"%{name} (x: f32[1024,1024]) -> f32[4096,1024] {{\n"
+            f"  %x = {MATRIX} parameter(0)\n  {gather}\n  {last}\n}}\n"
+        )
+
+    pieces = (
+        piece("first", '"AsyncCollectiveStart"'),
+        piece("async_collective_fusion.2", '"other"'),
+        piece("last", '"AsyncCollectiveDone"'),
+    )
+    module = program(
+        [
+            f"%start = {whole} fusion(%p), kind=kCustom, calls=%first",
+            f"%carries = {whole} fusion(%p), kind=kOutput, calls=%async_collective_fusion.2",
+            f"%done = {whole} fusion(%p), kind=kCustom, calls=%last",
+        ],
+        "".join(pieces),
+    )
+    one = 12 * MIB / (2 * CHIP.link)
+    found = timed(module, carries=round(0.25 * one * CHIP.clock))
+    assert [each.sent for each in found.collectives] == [12 * MIB]
+    assert found.traffic()["all-gather"]["seconds"] == pytest.approx(one)
+    assert found.step >= one
+
+
 def test_copies_take_the_bandwidth_that_work_leaves():
     own = f"({OWN}, {MATRIX}, u32[]{{:S(2)}})"
     module = program(
