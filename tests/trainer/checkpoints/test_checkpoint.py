@@ -104,7 +104,8 @@ def test_a_checkpoint_without_a_best_has_none(tmp_path):
     checkpoints.close()
     policy = CheckpointConfig(keep=1, best_metric="loss")
     assert train(tmp_path, policy, [1.0], first=1) == [2]
-    checkpoints = Checkpoints(str(tmp_path), policy)
+    # Saving must not remove the checkpoint that is looked at.
+    checkpoints = Checkpoints(str(tmp_path), dataclasses.replace(policy, keep=2))
     checkpoints.save(3, STATE, run)
     checkpoints.check_resumable(2, run)
     assert not checkpoints.watch.see(3, {"loss": 1.0, "accuracy": 1.0})

@@ -1,5 +1,6 @@
 """Two processes on loopback: same results as one, a clear end for both, identical resumption."""
 
+import re
 import shutil
 import signal
 import sys
@@ -21,11 +22,13 @@ pytestmark = pytest.mark.processes
 
 STEPS, EVERY = 12, 5
 TIMEOUT = 5
+# Kernels of 65,536 elements, of which each process keeps and updates its share.
+LARGE = ("--model.emb_dim=64", "--model.mlp_dim=1024")
 
 
 def pretrain(cache, model_dir, *flags):
     every = (f"--checkpoint.every_steps={EVERY}", f"--evaluation.every_steps={STEPS}")
-    return runs.pretrain(cache, model_dir, "--batch_size=8", *every, *flags)
+    return runs.pretrain(cache, model_dir, "--batch_size=8", *LARGE, *every, *flags)
 
 
 def start_two(cache, model_dir, *flags, devices=1):
@@ -45,7 +48,11 @@ def together(text_cache, tmp_path_factory):
     model_dir = tmp_path_factory.mktemp("together") / "model"
     flags = [f"--train_steps={STEPS}", "--profile_steps=3:4"]
     (first, _), (second, _) = finish(start_two(text_cache, model_dir, *flags))
-    assert "of 2 processes" in first
+    held, model = (
+        int(re.search(f"{start}.*: ([\\d,]+) parameters", first)[1].replace(",", ""))
+        for start in ("of 2 processes", "model ")
+    )
+    assert held < 0.7 * model
     assert "mesh" not in second
     return model_dir
 
