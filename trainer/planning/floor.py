@@ -17,10 +17,10 @@ def floor(
 ) -> float:
     """Returns the least seconds that a step can take on `devices` chips of `peak` FLOP/s each.
 
-    Counts products at the peak, with half of causal attention's pairs, and the update's bytes, of
-    which each chip has its share. Attention's backward pass computes the logits once more, and a
-    head of fewer channels than the chip's matrix unit has rows uses only these rows in the three
-    products that sum over channels. Norms, other passes over memory and collectives take nothing.
+    Counts products at the peak, with half of causal attention's pairs, and the bytes of an update
+    in shares. Attention's backward pass computes the logits once more. Three of its products sum
+    over a head's channels; they fill only as many rows of the matrix unit. Norms, other passes over
+    memory and collectives take nothing.
     """
     kernels, attention = products_per_step(
         config.model, config.batch_size, *lengths, halve_causal=True

@@ -167,7 +167,7 @@ class _Machine:
         self.memory, self.links, self.network = self.queues = _Queue(), _Queue(), _Queue()
 
     def spend(self, seconds: float, memory: float = 0.0) -> None:
-        """Lets time pass, of which the program's own work uses the HBM for `memory` seconds."""
+        """Lets time pass; for `memory` seconds of it, the program's own work uses the HBM."""
         self.clock += seconds
         self.memory.advance(seconds - memory)
         self.links.advance(seconds)
