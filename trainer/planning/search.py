@@ -239,11 +239,11 @@ def _meshes(asked: Subject, target: Target) -> list[Values]:
             fitting.append(((tensor * fsdp, tensor), values))
     if not fitting:
         return []
-    state = _state_bytes(asked.with_values(fitting[0][1]), target)
-    limit = target.memory or math.inf
-    roomy = [each for each in fitting if state / each[0][0] <= _STATE_SHARE * limit] or sorted(
-        fitting, key=lambda each: -each[0][0]
-    )
+    most = _STATE_SHARE * (target.memory or math.inf)
+    roomy = [each for each in fitting if _state_bytes(asked.with_values(each[1]), target) <= most]
+    if not roomy:
+        fitting.sort(key=lambda each: -each[0][0])
+        return [values for _, values in fitting]
     return [values for _, values in sorted(roomy, key=lambda each: each[0])]
 
 
@@ -252,6 +252,19 @@ def _divisors(number: int, most: int | None = None) -> list[int]:
 
 
 def _state_bytes(subject: Subject, target: Target) -> int:
-    state = compiled.make_program(subject, target).abstract_state()
-    leaves = jax.tree.leaves((state.params, state.opt_state))
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    """Returns the bytes that a device keeps for a step: the state, and gathered parameters."""
+    program = compiled.make_program(subject, target)
+    state = program.abstract_state()
+    kept = sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves((state.params, state.opt_state))
+    )
+    if program.shares is None:
+        return kept
+    item = jax.numpy.dtype(subject.config.model.dtype).itemsize
+    gathered = jax.tree.map(
+        lambda leaf, used: math.prod(used.shard_shape(leaf.shape)) * item,
+        state.params,
+        program.shares.used,
+    )
+    return kept + sum(jax.tree.leaves(gathered))
