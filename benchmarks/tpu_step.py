@@ -177,8 +177,8 @@ def extrapolated(
 def markdown(estimates: dict[str, Estimate], least: float, lowest: float, memory: int) -> str:
     """Returns a table of Markdown with a row for each step: ms by part, GB and MFU.
 
-    `least` is the seconds of a step at the devices' peak, `lowest` those of its floor, `memory` the
-    bytes that a step may use.
+    `least` and `lowest` are seconds: a step's products at the devices' peak, and its floor.
+    `memory` is the bytes that a step may use.
     """
     header = ("step", "ms", "of floor", "XLA's estimate", "MFU", "HBM, GB", *parts.PARTS)
     lines = [header, ("---", *["---:"] * (len(header) - 1))]

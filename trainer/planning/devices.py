@@ -102,18 +102,8 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
             "TPU v5", 1.75e9, int(95.74 * _GIB), 2.765e12, 3, 90e9, 4, 6.25e9, 4.20, (16, 16, 24)
         ),
         "v6e": Chip(
-            *(
-                "TPU v6 lite",
-                1.75e9,
-                int(31.25 * _GIB),
-                1.6e12,
-                2,
-                90e9,
-                16,
-                12.5e9,
-                2.70,
-                (16, 16),
-            ),
+            *("TPU v6 lite", 1.75e9, int(31.25 * _GIB), 1.6e12, 2, 90e9, 16, 12.5e9, 2.70),
+            largest=(16, 16),
             matrix_unit=256,
         ),
     }

@@ -26,7 +26,7 @@ _VIEWS = ("bitcast", "get-tuple-element")
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one run of an instruction does: `bytes` read from and written to HBM, and `flops`.
+    """The work of one run of an instruction: `bytes` read from and written to HBM, and `flops`.
 
     `flops` are the floating-point operations of its products, 2 for each multiplied element.
     """

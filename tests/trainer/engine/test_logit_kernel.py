@@ -1,4 +1,4 @@
-"""The kernels' statistics of logits are those of numpy, whatever the lengths."""
+"""The kernels' statistics of logits equal numpy's, whatever the lengths."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 STEPS, EVERY = 12, 5
 TIMEOUT = 5
-# Kernels of 65,536 elements, of which each process keeps and updates its share.
+# Kernels of 65,536 elements: each process keeps and updates its share of them.
 LARGE = ("--model.emb_dim=64", "--model.mlp_dim=1024")
 
 

@@ -80,7 +80,7 @@ def test_gathers_under_way_at_once_share_the_links(number):
 
 
 def test_a_gather_that_several_fusions_carry_counts_once():
-    """As the TPU's compiler writes it: fusions begin, carry and end one gather of one channel."""
+    """Fusions begin, carry and end one gather of one channel, as the TPU's compiler writes it."""
     whole = "f32[4096,1024]{1,0:T(8,128)}"
     group = "replica_groups={{0,1,2,3}}, dimensions={0}"
     gather = f"%g = {whole} all-gather(%x), channel_id=7, {group}"
