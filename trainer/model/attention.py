@@ -12,16 +12,9 @@ from typing import Any
 
 from jax import Array
 
-from trainer.model.attention_cores import CORES, Attending, choose, takes_joined
+from trainer.model.attention_cores import CORES, Attending, choose, order_of_joined
 from trainer.model.config import ModelConfig
-from trainer.model.dense import (
-    Buildable,
-    Built,
-    Dense,
-    Shared,
-    project_joined,
-    project_together,
-)
+from trainer.model.dense import Buildable, Built, Dense, Order, Shared, project_joined
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, project_out, split_heads
 from trainer.model.norms import Norm
@@ -80,6 +73,11 @@ class DotProductAttention(Buildable):
     pattern: Pattern | None = None
 
     @property
+    def _groups(self) -> int:
+        """Heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
     def products_per_pair(self) -> int:
         return 2 * self.num_heads * self.head_dim
 
@@ -89,12 +87,14 @@ class DotProductAttention(Buildable):
         shared = module.shared
         attending = self._attending(module, x_BLD, view, deterministic)
         core = choose(attending)
-        together = core == "pallas" and not self._changes(attending)
+        order = None
+        if core == "pallas" and not self._changes(attending) and not view.watched:
+            order = order_of_joined(attending, self._groups)
         operands: tuple[Array, Array | None, Array | None]
-        if together and takes_joined() and not view.watched:
-            operands = self._project_joined(shared, x_BLD, source_BSD)
+        if order is not None:
+            operands = self._project_joined(shared, x_BLD, source_BSD, order)
         else:
-            q_BLJ, k_BSJ, v_BSJ = self._project(shared, x_BLD, source_BSD, view, together)
+            q_BLJ, k_BSJ, v_BSJ = self._project(shared, x_BLD, source_BSD, view)
             if self.query_key_norm is not None:
                 q_BLJ = self._normalise(shared, q_BLJ, "query")
                 k_BSJ = self._normalise(shared, k_BSJ, "key")
@@ -129,9 +129,8 @@ class DotProductAttention(Buildable):
         return attending.drops or self.shared_query_key or between
 
     def _project(
-        self, shared: Shared, x_BLD: Array, source_BSD: Array, view: View, together: bool
+        self, shared: Shared, x_BLD: Array, source_BSD: Array, view: View
     ) -> tuple[Array, Array, Array]:
-        """Returns queries, keys and values; `together` uses one product per input."""
         query, key, value = self._projections(shared)
         convolve = partial(self._convolve, shared, view)
         if self.shared_query_key:
@@ -140,34 +139,28 @@ class DotProductAttention(Buildable):
             initializer = shared.parametrisation.feed_forward()
             q_BLJ = shared.dense(width, axes, initializer, "query_from_key")(k_BSJ)
             v_BSJ = value(source_BSD)
-        elif not together:
-            q_BLJ, k_BSJ, v_BSJ = query(x_BLD), key(source_BSD), value(source_BSD)
-        elif source_BSD is x_BLD and query.features == key.features:
-            q_BLJ, k_BSJ, v_BSJ = project_together([query, key, value], x_BLD)
         else:
-            q_BLJ = query(x_BLD)
-            k_BSJ, v_BSJ = project_together([key, value], source_BSD)
-        if not self.shared_query_key:
+            q_BLJ, k_BSJ, v_BSJ = query(x_BLD), key(source_BSD), value(source_BSD)
             q_BLJ = convolve(q_BLJ, "query", view.rows)
             k_BSJ = convolve(k_BSJ, "key", view.source_rows)
         return q_BLJ, k_BSJ, convolve(v_BSJ, "value", view.source_rows)
 
     def _project_joined(
-        self, shared: Shared, x_BLD: Array, source_BSD: Array
+        self, shared: Shared, x_BLD: Array, source_BSD: Array, order: Order
     ) -> tuple[Array, Array | None, None]:
-        """Returns what the kernels for GPUs take: one array per product, not taken apart."""
+        """Returns what kernels take: one array per input, in this order."""
         query, key, value = self._projections(shared)
         if source_BSD is x_BLD and query.features == key.features:
-            return project_joined([query, key, value], x_BLD), None, None
-        return query(x_BLD), project_joined([key, value], source_BSD), None
+            return project_joined([query, key, value], x_BLD, order), None, None
+        return query(x_BLD), project_joined([key, value], source_BSD, order), None
 
     def _projections(self, shared: Shared) -> tuple[Dense, Dense, Dense]:
         parametrisation = shared.parametrisation
         project = partial(shared.dense, axes=("embed", "joined_kv"))
         width, start = self.num_heads * self.head_dim, parametrisation.query(self.head_dim)
         query = project(width, initializer=start, name="query")
-        groups, start = self.num_kv_heads or self.num_heads, parametrisation.attention()
-        source = partial(project, groups * self.head_dim, use=SOURCE_KERNEL)
+        start = parametrisation.attention()
+        source = partial(project, self._groups * self.head_dim, use=SOURCE_KERNEL)
         deviation = 1.0 if self.mixed_part is None else self.mixed_part.value_deviation
         value = source(name="value", initializer=narrowed(start, deviation))
         if self.shared_query_key:

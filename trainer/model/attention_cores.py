@@ -17,8 +17,8 @@ from flax.linen.spmd import logical_to_mesh_axes
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from trainer.model.dense import Built, Shared, tracing_device
-from trainer.model.device import LANES, fills_tiles
+from trainer.model.dense import Built, Order, Shared, tracing_device
+from trainer.model.device import LANES, fills_tiles, group_width
 from trainer.model.fused_attention import fits_memory, fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.fused_tiles import bias_fits
@@ -104,8 +104,8 @@ class Attending(NamedTuple):
 
 
 # Maps queries [B, L, J], keys and values [B, S, G * K], not yet rotated, to mixed values [B, L, J].
-# Where `takes_joined`, "pallas" also maps [B, L, 3, J], None, None, or [B, S, 2, G * K] as keys and
-# None as values.
+# In an order of `order_of_joined`, "pallas" also maps [B, L, 3 * J], None, None, or keys and values
+# [B, S, 2 * G * K] as keys and None as values.
 Core = Callable[..., Array]
 
 
@@ -135,9 +135,16 @@ def choose(at: Attending) -> str:
     return "sparse" if pattern is not None and name != "pallas" else name
 
 
-def takes_joined() -> bool:
-    """Returns True if the kernels read queries, keys and values from one array."""
-    return tracing_device().is_gpu
+def order_of_joined(at: Attending, groups: int) -> Order | None:
+    """Returns how queries, keys and values share an array; None if kernels need separate ones.
+
+    `groups` are the heads of keys and values.
+    """
+    devices = _dividing_heads()
+    if tracing_device().is_gpu:
+        return Order(devices, 1) if groups % devices == 0 else None
+    pieces, rest = divmod(groups * at.head_dim, devices * group_width(at.head_dim))
+    return Order(devices, pieces) if groups == at.num_heads and rest == 0 else None
 
 
 def _tiles(at: Attending, pattern: Pattern) -> bool:
@@ -228,15 +235,12 @@ def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_B
 def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None) -> Array:
     """Calls the kernels on each device for that device's rows and heads."""
     device, relative = tracing_device(), at.view.positions.relative
-    if k_BSJ is not None:
+    if k_BSJ is not None and v_BSJ is not None:
         groups = k_BSJ.shape[-1] // at.head_dim
         whole = device.is_gpu and groups % _dividing_heads() == 0
-        if v_BSJ is None and not whole:
-            k_BSJ, v_BSJ = k_BSJ[:, :, 0], k_BSJ[:, :, 1]
-        if v_BSJ is not None:
-            k_BSJ, v_BSJ = _changed(at, k_BSJ, v_BSJ, whole)
-            if at.angles is not None:
-                q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
+        k_BSJ, v_BSJ = _changed(at, k_BSJ, v_BSJ, whole)
+        if at.angles is not None:
+            q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
@@ -256,8 +260,7 @@ def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
-        shapes = [x if x is None else x.ndim for x in (q_BLJ, k_BSJ, v_BSJ)]
-        attend = _divided(attend, shapes, visits is not None and visits.by_group)
+        attend = _divided(attend, visits is not None and visits.by_group)
     return attend(q_BLJ, k_BSJ, v_BSJ, *sides, table_HR, tables)
 
 
@@ -280,21 +283,14 @@ def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
     return tables_of(pattern, at.num_heads, at.head_dim, length, known, fits)
 
 
-def _divided(
-    attend: Callable[..., Array], axes: list[int | None], by_group: bool
-) -> Callable[..., Array]:
-    """Runs `attend` on each device for that device's rows and heads.
-
-    `axes` are the numbers of axes of queries, keys and values; None where there is no array.
-    """
+def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Array]:
+    """Runs `attend` on each device for that device's rows and heads."""
     batch, heads = logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
     joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
-    side_by_side = PartitionSpec(batch, None, None, heads)
-    operands = [side_by_side if number == 4 else joined for number in axes]
     of_tables = PartitionSpec(heads if by_group else None)
     return jax.shard_map(
         attend,
-        in_specs=(*operands, rows, rows, PartitionSpec(heads), of_tables),
+        in_specs=(joined, joined, joined, rows, rows, PartitionSpec(heads), of_tables),
         out_specs=joined,
         # Kernels do not declare the axes over which their results vary.
         check_vma=False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -210,42 +210,35 @@ class Dense(nn.Module):
         return kernel_DF.astype(self.dtype), bias_F
 
 
-def project_together(projections: Sequence[Dense], x_BLD: Array) -> list[Array]:
-    """Returns the outputs of several projections of one input, which must be equally wide.
+class Order(NamedTuple):
+    """How several projections share the channels of one array.
 
-    The input's gradient is one product that reads the outputs' gradients as one stacked array;
-    slices of a single array avoid a copy.
+    The channels are divided among `devices`. Each device has `pieces` pieces of each projection:
+    the first of every projection, then the second of every projection, and so on.
     """
-    kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
-    outputs = _project_together(x_BLD.astype(kernels[0].dtype), kernels)
-    return [_biased(out_BLF, bias_F) for out_BLF, bias_F in zip(outputs, biases, strict=True)]
+
+    devices: int
+    pieces: int
 
 
-def project_joined(projections: Sequence[Dense], x_BLD: Array) -> Array:
-    """Returns the outputs side by side, [B, L, N, F], for kernels that read them where they lie."""
+def project_joined(projections: Sequence[Dense], x_BLD: Array, order: Order) -> Array:
+    """Returns equally wide projections as one array, for kernels that read them where they lie."""
     kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
-    kernel_DNF = jnp.stack(kernels, 1)
-    out_BLNF = jnp.einsum("bld,dnf->blnf", x_BLD.astype(kernel_DNF.dtype), kernel_DNF)
-    return _biased(out_BLNF, None if biases[0] is None else jnp.stack(biases))
+    kernel_DF = side_by_side(kernels, order)
+    out_BLF = jnp.einsum("bld,df->blf", x_BLD.astype(kernel_DF.dtype), kernel_DF)
+    return _biased(out_BLF, None if biases[0] is None else side_by_side(biases, order))
+
+
+def side_by_side(arrays: Sequence[Array], order: Order) -> Array:
+    """Returns arrays joined along the last axis.
+
+    The compiler reads pieces where they lie; a transposition would be a copy.
+    """
+    shape = arrays[0].shape[:-1]
+    divided = [each.reshape(*shape, order.devices, -1) for each in arrays]
+    pieces = zip(*(jnp.split(each, order.pieces, -1) for each in divided), strict=True)
+    return jnp.concatenate([piece for of_all in pieces for piece in of_all], -1).reshape(*shape, -1)
 
 
 def _biased(out: Array, bias: Array | None) -> Array:
     return out if bias is None else out + bias.astype(out.dtype)
-
-
-@jax.custom_vjp
-def _project_together(x_BLD: Array, kernels: tuple[Array, ...]) -> list[Array]:
-    return [jnp.einsum("bld,df->blf", x_BLD, kernel_DF) for kernel_DF in kernels]
-
-
-def _project_together_forward(x_BLD: Array, kernels: Any) -> tuple[Any, Any]:
-    return _project_together(x_BLD, kernels), (x_BLD, kernels)
-
-
-def _project_together_backward(saved: Any, gradients: Any) -> tuple[Any, ...]:
-    x_BLD, kernels = saved
-    x_gradient_BLD = jnp.einsum("nblf,ndf->bld", jnp.stack(gradients), jnp.stack(kernels))
-    return x_gradient_BLD, tuple(jnp.einsum("bld,blf->df", x_BLD, each) for each in gradients)
-
-
-_project_together.defvjp(_project_together_forward, _project_together_backward)

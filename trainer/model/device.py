@@ -70,6 +70,11 @@ def fills_lanes(head_dim: int) -> bool:
     return head_dim % LANES == 0 or LANES % head_dim == 0
 
 
+def group_width(head_dim: int) -> int:
+    """Returns the channels of the fewest heads of this size that fill a TPU's registers."""
+    return max(head_dim, LANES)
+
+
 def fills_tiles(block: int) -> bool:
     """Returns True if the kernels' tiles consist of blocks of this size or of parts of them."""
     return block % LANES == 0 or (block >= 8 and LANES % block == 0)

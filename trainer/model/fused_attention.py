@@ -55,8 +55,8 @@ def fits_memory(longest: int, vmem_bytes: int, itemsize: int = 2) -> bool:
 
 def fused_attention(
     q_BLJ: Array,
-    k_BSJ: Array,
-    v_BSJ: Array,
+    k_BSJ: Array | None,
+    v_BSJ: Array | None,
     query: Rows,
     key: Rows,
     head_dim: int,
@@ -73,6 +73,10 @@ def fused_attention(
     A query that sees no key gets zeros. Bias, logits and all sums are float32; weights are rounded
     to the operands' dtype before the products. Raises ValueError if heads do not fill registers.
 
+    What one product projects need not be taken apart: `q_BLJ` may be [B, L, 3 * J] without the
+    other two, or `k_BSJ` [B, S, 2 * J] without `v_BSJ`, with one piece per group of heads (see
+    `Order`). Their gradients are such arrays, too.
+
     Args:
       block: queries and keys per tile, a power of two; None chooses from lengths and memory.
       vmem_bytes: core memory that a kernel may use.
@@ -81,7 +85,7 @@ def fused_attention(
     """
     if not fills_lanes(head_dim):
         raise ValueError(f"head_dim {head_dim} neither divides {LANES} nor is a multiple of it")
-    length, source_length = q_BLJ.shape[1], k_BSJ.shape[1]
+    length, source_length = q_BLJ.shape[1], (q_BLJ if k_BSJ is None else k_BSJ).shape[1]
     biased_dim = head_dim if relative else None
     visits, tables = layout or (None, None)
     block = visits.tile if visits else block
@@ -103,7 +107,7 @@ def fused_attention(
     missing = -width % plan.lanes
     if missing:  # complete the last group of heads
         widen = ((0, 0), (0, 0), (0, missing))
-        q_BLJ, k_BSJ, v_BSJ = (jnp.pad(x, widen) for x in (q_BLJ, k_BSJ, v_BSJ))
+        q_BLJ, k_BSJ, v_BSJ = jax.tree.map(lambda x: jnp.pad(x, widen), (q_BLJ, k_BSJ, v_BSJ))
         if table_HR is not None:
             table_HR = jnp.pad(table_HR, ((0, missing // head_dim), (0, 0)))
     query_BIL = ids_of(query, plan.predicate, plan.query_blocks * plan.block_q, NO_QUERY)
@@ -135,21 +139,19 @@ def _attention(plan: Plan, table_HR: Array | None, operands: Operands) -> Array:
 def _forward(plan: Plan, table_HR: Array | None, operands: Operands) -> tuple[Array, Any]:
     vector_NTW = None if table_HR is None else plan.vectors(table_HR)
     q_BLJ = operands.q_BLJ
-    batch, groups = q_BLJ.shape[0], q_BLJ.shape[2] // plan.lanes
+    batch, groups = len(q_BLJ), operands.groups(plan)
     statistic = (groups, batch, plan.heads, plan.query_blocks * plan.block_q)
-    out_BLJ, normaliser = _call(
+    out = jax.ShapeDtypeStruct((batch, plan.length, groups * plan.lanes), q_BLJ.dtype)
+    done = _call(
         forward_kernel,
         plan,
         plan.rows(batch, 4, q_BLJ.dtype.itemsize),
         "attention_forward",
         operands._replace(vector_NTW=vector_NTW),
-        {
-            "query": jax.ShapeDtypeStruct(q_BLJ.shape, q_BLJ.dtype),
-            "statistic": jax.ShapeDtypeStruct(statistic, jnp.float32),
-        },
+        Operands(out_BLJ=out, normaliser=jax.ShapeDtypeStruct(statistic, jnp.float32)),
         _tiles_scratch(plan, 1),
     )
-    out_BLJ, normaliser = checkpoint_name((out_BLJ, normaliser), SAVED)
+    out_BLJ, normaliser = checkpoint_name((done.out_BLJ, done.normaliser), SAVED)
     # With one key block, the backward pass computes these sums from the weights themselves.
     read_out = out_BLJ if plan.key_blocks > 1 else None
     return out_BLJ, (table_HR, operands, read_out, normaliser)
@@ -161,8 +163,7 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     if table_HR is not None:
         vector_NTW, to_table = jax.vjp(plan.vectors, table_HR)
     operands = operands._replace(vector_NTW=vector_NTW)
-    q_BLJ, k_BSJ = operands.q_BLJ, operands.k_BSJ
-    batch, dtype = len(q_BLJ), q_BLJ.dtype
+    batch, dtype = len(gradient_BLJ), gradient_BLJ.dtype
     scratch = _tiles_scratch(plan, 2)
     if plan.loops:
         blocks, block_q = plan.query_blocks, plan.block_q
@@ -172,28 +173,13 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
             pltpu.VMEM((blocks, plan.heads, block_q), jnp.float32),  # their products with outputs
             pltpu.VMEM((blocks, plan.lanes, block_q), jnp.float32),  # gradients of queries
         ]
-    # Slices of one array, which `project_together` reads as a whole.
-    if plan.alike:
-        results = {"all": jax.ShapeDtypeStruct((3, *q_BLJ.shape), dtype)}
-    else:
-        results = {
-            "query": jax.ShapeDtypeStruct(q_BLJ.shape, dtype),
-            "sources": jax.ShapeDtypeStruct((2, *k_BSJ.shape), dtype),
-        }
+    like = (operands.q_BLJ, operands.k_BSJ, operands.v_BSJ)
+    results = Operands(*(x if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like))
     if vector_NTW is not None:
-        results["vector"] = jax.ShapeDtypeStruct(vector_NTW.shape, jnp.float32)
-
-    def kernel(plan: Plan, rows: int, at: Any, *refs: Any) -> None:
-        first, *rest = refs
-        if plan.alike:
-            each = [first.at[n] for n in range(3)]
-        else:
-            sources, *rest = rest
-            each = [first, sources.at[0], sources.at[1]]
-        backward_kernel(plan, rows, at, *each, *rest)
-
-    *gradients, last = _call(
-        kernel,
+        vector = jax.ShapeDtypeStruct(vector_NTW.shape, jnp.float32)
+        results = results._replace(vector_NTW=vector)
+    gradients = _call(
+        backward_kernel,
         plan,
         plan.rows(batch, 8, dtype.itemsize),
         "attention_backward",
@@ -201,11 +187,8 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
         results,
         scratch,
     )
-    table_gradient = to_table(last)[0] if to_table else None
-    first, *rest = gradients if to_table else [*gradients, last]
-    # Index instead of unpacking: unpacking copies an array.
-    dq, dk, dv = (first[n] for n in range(3)) if plan.alike else (first, rest[0][0], rest[0][1])
-    return table_gradient, Operands(dq, dk, dv, None, None)
+    table_gradient = to_table(gradients.vector_NTW)[0] if to_table else None
+    return table_gradient, gradients._replace(vector_NTW=None)
 
 
 _attention.defvjp(_forward, _backward)
@@ -217,43 +200,57 @@ def _call(
     rows: int,
     name: str,
     operands: Operands,
-    results: dict[str, jax.ShapeDtypeStruct],
+    results: Operands,
     scratch: list[Any],
-) -> list[Array]:
+) -> Operands:
     """Runs a kernel on a 2-D grid: groups of heads, then blocks of `rows` batch rows."""
-    lanes, heads = plan.lanes, plan.heads
+    heads = plan.heads
     longest_q, longest_k = plan.query_blocks * plan.block_q, plan.key_blocks * plan.block_k
-    query = pl.BlockSpec((rows, longest_q, lanes), lambda group, row: (row, 0, group))
-    key = pl.BlockSpec((rows, longest_k, lanes), lambda group, row: (row, 0, group))
-    statistic = pl.BlockSpec((None, rows, heads, longest_q), lambda group, row: (group, row, 0, 0))
+    groups, batch = operands.groups(plan), len(operands.q_BLJ)
+
+    def channels(length: int, array: Any) -> pl.BlockSpec | None:
+        if array is None:
+            return None
+        shape = (rows, length, array.shape[2] // groups)
+        return pl.BlockSpec(shape, lambda group, row: (row, 0, group))
+
     ids = 2 if plan.predicate.prefix else 1
-    query_ids = pl.BlockSpec((rows, ids, longest_q), lambda group, row: (row, 0, 0))
-    key_ids = pl.BlockSpec((rows, ids, longest_k), lambda group, row: (row, 0, 0))
-    vector, tables = None, _specs_of_tables(plan, operands.tables)
+    vector = None
     if plan.bias is not None:
         shape = (None, heads * plan.tiles, 2 * plan.block_q)
         vector = pl.BlockSpec(shape, lambda group, row: (group, 0, 0))
-    specs = {
-        "query": query,
-        "sources": pl.BlockSpec((2, rows, longest_k, lanes), lambda group, row: (0, row, 0, group)),
-        "all": pl.BlockSpec((3, rows, longest_q, lanes), lambda group, row: (0, row, 0, group)),
-        "statistic": statistic,
-        "vector": vector,
-    }
-    of_operands = (query, key, key, query_ids, key_ids, vector, tables, query, statistic, query)
-    given = [spec for spec, each in zip(of_operands, operands, strict=True) if each is not None]
-    batch, _, width = operands.q_BLJ.shape
+
+    def specs(arrays: Operands) -> list[pl.BlockSpec]:
+        each = Operands(
+            channels(longest_q, arrays.q_BLJ),
+            channels(longest_k, arrays.k_BSJ),
+            channels(longest_k, arrays.v_BSJ),
+            pl.BlockSpec((rows, ids, longest_q), lambda group, row: (row, 0, 0)),
+            pl.BlockSpec((rows, ids, longest_k), lambda group, row: (row, 0, 0)),
+            vector,
+            _specs_of_tables(plan, arrays.tables),
+            channels(longest_q, arrays.out_BLJ),
+            pl.BlockSpec((None, rows, heads, longest_q), lambda group, row: (group, row, 0, 0)),
+            channels(longest_q, arrays.gradient_BLJ),
+        )
+        pairs = zip(each, arrays, strict=True)
+        return jax.tree.leaves([spec for spec, array in pairs if array is not None])
+
     flat, structure = jax.tree.flatten(operands)
+    to_write, written = jax.tree.flatten(results)
 
     def run(*refs: Any) -> None:
-        kernel(plan, rows, jax.tree.unflatten(structure, refs[: len(flat)]), *refs[len(flat) :])
+        rest = refs[len(flat) :]
+        at = jax.tree.unflatten(structure, refs[: len(flat)]).apart(plan)
+        to = jax.tree.unflatten(written, rest[: len(to_write)]).apart(plan)
+        kernel(plan, rows, at, to, *rest[len(to_write) :])
 
-    return pl.pallas_call(
+    done = pl.pallas_call(
         run,
-        grid=(width // lanes, batch // rows),
-        in_specs=jax.tree.leaves(given),
-        out_specs=[specs[result] for result in results],
-        out_shape=list(results.values()),
+        grid=(groups, batch // rows),
+        in_specs=specs(operands),
+        out_specs=specs(results),
+        out_shape=to_write,
         scratch_shapes=scratch,
         interpret=plan.interpret,
         name=name,
@@ -262,6 +259,7 @@ def _call(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=plan.vmem_bytes
         ),
     )(*flat)
+    return jax.tree.unflatten(written, done)
 
 
 def _specs_of_tables(plan: Plan, tables: Tables | None) -> Tables | None:

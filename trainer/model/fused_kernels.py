@@ -24,22 +24,47 @@ LEAST = -1e20
 
 
 class Operands(NamedTuple):
-    """The operands of a kernel, or one grid step's blocks of the operands."""
+    """The operands of a kernel, or one grid step's blocks of them; or the results, likewise.
 
-    q_BLJ: Any
-    k_BSJ: Any
-    v_BSJ: Any
-    query_BIL: Any
-    key_BIS: Any
+    If `k_BSJ` is None, each group of `q_BLJ` holds queries, keys and values; if only `v_BSJ` is,
+    each group of `k_BSJ` holds keys and values.
+    """
+
+    q_BLJ: Any = None
+    k_BSJ: Any = None
+    v_BSJ: Any = None
+    query_BIL: Any = None
+    key_BIS: Any = None
     vector_NTW: Any = None
     tables: Any = None
     out_BLJ: Any = None
     normaliser: Any = None
     gradient_BLJ: Any = None
 
+    def groups(self, plan: Plan) -> int:
+        """Returns the number of groups of heads in whole operands."""
+        joined = 3 if self.k_BSJ is None else 1
+        return int(self.q_BLJ.shape[2]) // (joined * plan.lanes)
+
+    def apart(self, plan: Plan) -> Operands:
+        """Returns a grid step's blocks with queries, keys and values in three of them."""
+        if self.q_BLJ is None:
+            return self
+        of_queries, *of_sources = _split(self.q_BLJ, plan)
+        for ref in (self.k_BSJ, self.v_BSJ):
+            of_sources += [] if ref is None else _split(ref, plan)
+        return self._replace(q_BLJ=of_queries, k_BSJ=of_sources[0], v_BSJ=of_sources[1])
+
+
+def _split(ref: Any, plan: Plan) -> list[Any]:
+    lanes, width = plan.lanes, ref.shape[2]
+    if width == lanes:
+        return [ref]
+    return [ref.at[:, :, pl.ds(first, lanes)] for first in range(0, width, lanes)]
+
 
 def forward_kernel(
-    plan: Plan, rows: int, at: Operands, out_ref: Any, normaliser_ref: Any, tiles_ref: Any = None
+    plan: Plan, rows: int, at: Operands, to: Operands, tiles_ref: Any = None
 ) -> None:
     if tiles_ref is not None:
         pl.when(pl.program_id(1) == 0)(partial(_spread, plan, at.vector_NTW, tiles_ref))
@@ -54,9 +79,9 @@ def forward_kernel(
         mixed = []
         for head, (maximum_1q, sum_1q, mixed_Kq) in enumerate(states):
             sum_1q = jnp.where(sum_1q == 0, 1.0, sum_1q)
-            normaliser_ref[row, head : head + 1, columns] = maximum_1q + jnp.log(sum_1q)
+            to.normaliser[row, head : head + 1, columns] = maximum_1q + jnp.log(sum_1q)
             mixed.append(mixed_Kq * (1 / sum_1q))
-        out_ref[row, columns, :] = jnp.concatenate(mixed, 0).T.astype(out_ref.dtype)
+        to.out_BLJ[row, columns, :] = jnp.concatenate(mixed, 0).T.astype(to.out_BLJ.dtype)
 
     if plan.loops:
 
@@ -105,15 +130,13 @@ def forward_kernel(
     _for_each(rows, together, some_rows)
 
 
-def backward_kernel(
-    plan: Plan, rows: int, at: Operands, dq_ref: Any, dk_ref: Any, dv_ref: Any, *refs: Any
-) -> None:
-    vector_gradient_ref: Any = None
+def backward_kernel(plan: Plan, rows: int, at: Operands, to: Operands, *refs: Any) -> None:
+    dq_ref, dk_ref, dv_ref = to.q_BLJ, to.k_BSJ, to.v_BSJ
     tiles_ref: Any = None
     tiles_gradient_ref: Any = None
     of_loops: Any = refs
     if plan.bias is not None:
-        vector_gradient_ref, tiles_ref, tiles_gradient_ref, *of_loops = refs
+        tiles_ref, tiles_gradient_ref, *of_loops = refs
 
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
@@ -239,12 +262,12 @@ def backward_kernel(
 
         _for_each(rows, together, some_rows)
 
-    if vector_gradient_ref is not None:
+    if to.vector_NTW is not None:
 
         @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
         def _() -> None:
             for tile in range(plan.heads * plan.tiles):
-                vector_gradient_ref[tile : tile + 1, :] = _fold(tiles_gradient_ref[tile])
+                to.vector_NTW[tile : tile + 1, :] = _fold(tiles_gradient_ref[tile])
 
 
 # A function from loop counter to block; the loop's first counter; and its end, which is excluded.

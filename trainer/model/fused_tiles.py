@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from trainer.model.device import LANES
+from trainer.model.device import group_width
 from trainer.model.masks import Mask
 from trainer.model.positions import T5RelativePosition
 
@@ -78,12 +78,12 @@ class Plan:
     @property
     def heads(self) -> int:
         """Heads per group."""
-        return max(1, LANES // self.head_dim)
+        return self.lanes // self.head_dim
 
     @property
     def lanes(self) -> int:
         """Channels per group."""
-        return self.heads * self.head_dim
+        return group_width(self.head_dim)
 
     @property
     def query_blocks(self) -> int:
@@ -100,11 +100,6 @@ class Plan:
             return None
         causal = self.query_blocks * (self.query_blocks + 1) / 2
         return {VISITED: f"{self.visits.tiles / causal:.6f}"}
-
-    @property
-    def alike(self) -> bool:
-        """True if queries and keys have the same blocks."""
-        return self.length == self.source_length and self.block_q == self.block_k
 
     @property
     def skips(self) -> bool:
@@ -222,7 +217,7 @@ def bias_fits(length: int, skips: bool, head_dim: int | None, vmem_bytes: int, b
     if head_dim is None:
         return True
     distances = min(pl.cdiv(length, block) - 1, 2)
-    tiles = max(1, LANES // head_dim) * (distances + 1 if skips else 2 * distances + 1)
+    tiles = group_width(head_dim) // head_dim * (distances + 1 if skips else 2 * distances + 1)
     return 2 * tiles * 4 * block**2 <= 0.4 * vmem_bytes
 
 

@@ -152,8 +152,9 @@ def triton_attention(
     Keys and values may have fewer heads, [B, S, G * K]. A query that sees no key gets zeros. Bias,
     logits and all sums are float32; weights are rounded to the operands' dtype before the products.
 
-    What one product projects need not be taken apart: `q_BLJ` may be [B, L, 3, J] without the other
-    two, or `k_BSJ` [B, S, 2, G * K] without `v_BSJ`. Their gradients are such arrays, too.
+    What one product projects need not be taken apart: `q_BLJ` may be [B, L, 3 * J] without the
+    other two, or `k_BSJ` [B, S, 2 * G * K] without `v_BSJ`, in one piece each (see `Order`). Their
+    gradients are such arrays, too.
 
     Args:
       head_dim: one of GPU_HEADS.
@@ -162,14 +163,18 @@ def triton_attention(
     """
     if head_dim not in GPU_HEADS:
         raise ValueError(f"head_dim {head_dim} is not one of {GPU_HEADS}")
-    sources = q_BLJ if k_BSJ is None else k_BSJ
-    length, source_length = q_BLJ.shape[1], sources.shape[1]
+    if k_BSJ is None:
+        length, width = q_BLJ.shape[1], q_BLJ.shape[2] // 3
+        source_length, source_width = length, width
+    else:
+        length, width = q_BLJ.shape[1:]
+        source_length, source_width = k_BSJ.shape[1], k_BSJ.shape[2] // (2 if v_BSJ is None else 1)
     small = max(16, pl.next_power_of_2(min(length, source_length)))
     plan = _Plan(
         length,
         source_length,
-        q_BLJ.shape[-1] // head_dim,
-        q_BLJ.shape[-1] // sources.shape[-1],
+        width // head_dim,
+        width // source_width,
         head_dim,
         predicate.on(query),
         relative.spec if relative else None,
@@ -181,8 +186,7 @@ def triton_attention(
     query_IL = ids_of(query, plan.predicate, length, NO_QUERY).reshape(-1, length)
     key_IS = ids_of(key, plan.predicate, source_length, NO_KEY).reshape(-1, source_length)
     table_HR = relative.table_HR if relative else None
-    q, k, v = (x if x is None else x.reshape(*x.shape[:2], -1) for x in (q_BLJ, k_BSJ, v_BSJ))
-    return _attention(plan, table_HR, _Operands(q, k, v, query_IL, key_IS))
+    return _attention(plan, table_HR, _Operands(q_BLJ, k_BSJ, v_BSJ, query_IL, key_IS))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

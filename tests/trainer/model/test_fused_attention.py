@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.processes import ROOT, started
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
+from trainer.model.dense import Order, side_by_side
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias, T5RelativePosition
@@ -145,6 +146,27 @@ def assert_written_out(case, actual, operands, rows, gradient):
         mine, theirs = np.asarray(mine, np.float32), np.asarray(theirs)
         error = np.abs(mine - theirs).max() / max(np.abs(theirs).max(), 1e-3)
         assert error <= tolerance, f"{what}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", ["decoder", "prefix", "cross, loops"])
+def test_kernels_read_what_one_product_projects(name):
+    """Each group's queries, keys and values in one array, or its keys and values."""
+    case = CASES[name]._replace(num_heads=2, head_dim=128)  # two groups
+    operands, rows, gradient = example(case, 1)
+    actual = compiled(case, joining(attend, 2))(operands, rows, gradient)
+    assert_written_out(case, actual, operands, rows, gradient)
+
+
+@cache
+def joining(attend, pieces):
+    order = Order(1, pieces)
+
+    def joined(case, q, k, v, table, *rows):
+        if q.shape == k.shape:
+            return attend(case, side_by_side([q, k, v], order), None, None, table, *rows)
+        return attend(case, q, side_by_side([k, v], order), None, table, *rows)
+
+    return joined
 
 
 def test_distant_blocks_share_a_tile_of_the_bias():

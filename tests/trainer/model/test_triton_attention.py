@@ -8,7 +8,6 @@ import sys
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
@@ -26,6 +25,7 @@ from tests.trainer.model.test_fused_attention import (
     bias_of,
     compiled,
     example,
+    joining,
 )
 from trainer.model import triton_attention
 from trainer.model.positions import RelativeBias, T5RelativePosition
@@ -65,16 +65,10 @@ def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
 
 @pytest.mark.parametrize("name", ["encoder", "prefix", "decoder", "cross"])
 def test_kernels_read_what_one_product_projects(name):
-    """Queries, keys and values side by side, or keys and values."""
+    """Queries, keys and values in one array, or keys and values."""
     case = CASES[name]
     operands, rows, gradient = example(case, 1)
-
-    def joined(case, q, k, v, table, *rows):
-        if q.shape == k.shape:
-            return attend(case, jnp.stack([q, k, v], 2), None, None, table, *rows)
-        return attend(case, q, jnp.stack([k, v], 2), None, table, *rows)
-
-    actual = compiled(case, joined)(operands, rows, gradient)
+    actual = compiled(case, joining(attend, 1))(operands, rows, gradient)
     assert_written_out(case, actual, operands, rows, gradient)
 
 
