@@ -25,10 +25,8 @@ cores together, which other work on the machine hardly changes.
 
 import dataclasses
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks import t5x
 from benchmarks.machine import machine
 from tasks.objectives import Lengths
 from tasks.terminal.command import Command
@@ -267,17 +266,8 @@ class T5X:
     def __init__(
         self, config: Config, inputs: int, targets: int, sources: str, python: str
     ) -> None:
-        # What this process finds through PYTHONPATH, such as libtpu, is found there, too.
-        others = [each for each in os.environ.get("PYTHONPATH", "").split(":") if each]
-        root = str(pathlib.Path(__file__).parents[1])
-        paths = [os.path.abspath(path) for path in (*sources.split(":"), root, *others)]
-        self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.t5x_step", json.dumps(t5x_sizes(config, inputs, targets))],
-            env={**os.environ, "PYTHONPATH": ":".join(paths)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        sizes = t5x.sizes(config, inputs, targets)
+        self._process = t5x.start("t5x_step", sizes, sources, python)
         self.compile_seconds, _ = self._answer()
 
     def seconds(self, steps: int) -> tuple[float, float]:
@@ -296,30 +286,6 @@ class T5X:
                 _, wall, core = line.split()
                 return float(wall), float(core)
         raise UserError("--t5x: T5X's process failed; see its output above")
-
-
-def t5x_sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
-    """Returns the model and batch for T5X's process; raises UserError for models that T5X lacks."""
-    model = config.model
-    if model.architecture == "encoder" or config.optimizer.name != "adafactor":
-        raise UserError("--t5x: T5X has no encoder-only models, and only its Adafactor is compared")
-    spec = model_spec(model)
-    same = (
-        *("vocab_size", "dtype", "emb_dim", "num_heads", "head_dim", "mlp_dim"),
-        *("num_encoder_layers", "num_decoder_layers", "dropout_rate"),
-    )
-    return {
-        "decoder_only": model.architecture == "decoder",
-        "network": {
-            **{name: getattr(model, name) for name in same},
-            "mlp_activations": spec.decoder.layers[0].feed_forward.activations,
-            "logits_via_embedding": spec.output.tied,
-        },
-        "microbatches": config.microbatches,
-        "batch_size": config.batch_size,
-        "inputs": inputs,
-        "targets": targets,
-    }
 
 
 def make_batch(config: Config, inputs: int, targets: int) -> Batch:

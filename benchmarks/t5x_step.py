@@ -20,8 +20,8 @@ def main() -> None:
     partitioner = partitioning.PjitPartitioner(
         num_partitions=1, logical_axis_rules=partitioning.standard_logical_axis_rules()
     )
-    run = _make_trainer(sizes, partitioner)
-    state, batch = run.train_state, jax.device_put(_batch(sizes))
+    run = make_trainer(sizes, partitioner)
+    state, batch = run.train_state, jax.device_put(make_batch(sizes))
     started, core = time.perf_counter(), time.process_time()
     step = partitioner.compile(run._partitioned_train_step, state, batch)
     print("seconds", time.perf_counter() - started, time.process_time() - core, flush=True)
@@ -35,8 +35,13 @@ def main() -> None:
         print("seconds", time.perf_counter() - started, time.process_time() - core, flush=True)
 
 
-def _make_trainer(sizes: dict, partitioner: partitioning.PjitPartitioner) -> trainer.Trainer:
-    """Returns T5X's `Trainer` with the settings of the examples' gin files."""
+def make_trainer(
+    sizes: dict, partitioner: partitioning.PjitPartitioner, abstract: bool = False
+) -> trainer.Trainer:
+    """Returns T5X's `Trainer` with the settings of the examples' gin files.
+
+    An `abstract` one has a state of shapes, whose step can be compiled but not run.
+    """
     module, model_class = _network(sizes)
     vocabulary = seqio.PassThroughVocabulary(sizes["network"]["vocab_size"])
     vocabularies = (
@@ -56,7 +61,7 @@ def _make_trainer(sizes: dict, partitioner: partitioning.PjitPartitioner) -> tra
         label_smoothing=0.0,
         loss_normalizing_factor=None,
     )
-    batch = _batch(sizes)
+    batch = make_batch(sizes)
     initializer = utils.TrainStateInitializer(
         optimizer_def=model.optimizer_def,
         init_fn=model.get_initial_variables,
@@ -66,11 +71,14 @@ def _make_trainer(sizes: dict, partitioner: partitioning.PjitPartitioner) -> tra
     )
     return trainer.Trainer(
         model=model,
-        train_state=initializer.from_scratch(jax.random.PRNGKey(0)),
+        train_state=initializer.global_train_state_shape
+        if abstract
+        else initializer.from_scratch(jax.random.PRNGKey(0)),
         partitioner=partitioner,
         eval_names=[],
         summary_dir=None,
         train_state_axes=initializer.train_state_axes,
+        # The bits of PRNGKey(0), without a device that they would be bound to.
         rng=np.zeros(2, np.uint32),
         learning_rate_fn=utils.create_learning_rate_scheduler(
             factors="constant * rsqrt_decay", base_learning_rate=1.0, warmup_steps=10_000
@@ -93,7 +101,7 @@ def _network(sizes: dict) -> tuple[flax.linen.Module, type]:
     return network.Transformer(config=network.T5Config(**fields)), models.EncoderDecoderModel
 
 
-def _batch(sizes: dict) -> dict[str, np.ndarray]:
+def make_batch(sizes: dict) -> dict[str, np.ndarray]:
     """Returns a batch of random ids, int32."""
     random = np.random.default_rng(0)
     lengths = {} if sizes["decoder_only"] else {"encoder_input_tokens": sizes["inputs"]}

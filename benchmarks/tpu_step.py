@@ -1,7 +1,8 @@
 """Estimates a step on a TPU slice without having the slice, with layers scanned and unrolled.
 
     python -m benchmarks.tpu_step --preset=t5_1_1_base --topology=v5e:2x2 --batch_size=64 \\
-        --inputs=512 --targets=114 [--steps=scanned,unrolled] [--depths=1,2] [--field.path=value]
+        --inputs=512 --targets=114 [--steps=scanned,unrolled,t5x] [--depths=1,2] \\
+        [--t5x=T5X_CHECKOUT:AIRIO:JESTIMATOR] [--t5x_python=VENV/bin/python] [--field.path=value]
 
 libtpu (the extra `tpu`) compiles each step ahead of time, as in `trainer.plan`, which estimates
 what a device holds and how long the parts take. Prints a row of Markdown for each step. Times are
@@ -9,14 +10,17 @@ the compiler's estimates, not measurements: use them only to compare.
 
 Unrolled layers take the compiler minutes to hours. `--depths=1,2` compiles unrolled steps with 1
 and 2 layers in each stack, and extrapolates each part's time and memory linearly to all layers;
-such rows say so.
+such rows say so. The step `t5x` is T5X's (its example t5 or decoder_only), compiled and booked in
+the same way in a process of its own; its interpreter needs T5X's dependencies and libtpu.
 """
 
 import dataclasses
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
+from benchmarks import t5x
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
     from trainer.planning.compiled import Target
     from trainer.planning.planned_run import Subject
 
-_STEPS = {"scanned": True, "unrolled": False}
+_T5X = "t5x"
+_STEPS = {"scanned": True, "unrolled": False, _T5X: False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +70,14 @@ class Flags:
     inputs: int = field(512, "length of the inputs in tokens")
     targets: int = field(114, "length of the targets in tokens")
     dtype: str = field("bfloat16", "dtype of the computation: float32 or bfloat16")
-    steps: tuple[str, ...] = field(tuple(_STEPS), "steps to compile")
+    steps: tuple[str, ...] = field(("scanned", "unrolled"), "steps to compile")
+    t5x: str | None = field(
+        None, "T5X's source folders, separated by colons, for the step t5x", metavar="FOLDERS"
+    )
+    t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies and libtpu")
+    t5x_submesh: tuple[int, ...] = field(
+        (1, 1, 1, 1), "T5X's model_parallel_submesh", metavar="X,Y,Z,CORES"
+    )
     depths: str | None = field(
         None, "numbers of layers from which to extrapolate unrolled steps", metavar="LOW,HIGH"
     )
@@ -89,6 +101,8 @@ def run(flags: Flags) -> None:
                 f"--steps={','.join(flags.steps)}: unknown step {name}; the steps are "
                 f"{', '.join(_STEPS)}"
             )
+    if _T5X in flags.steps and not flags.t5x:
+        raise UserError(f"--steps={','.join(flags.steps)}: {_T5X} needs --t5x")
     depths = _depths(flags.depths, config)
     target = target_of(flags.topology)
 
@@ -105,16 +119,14 @@ def run(flags: Flags) -> None:
     estimates = {}
     for name in flags.steps:
         scan = _STEPS[name]
+        estimate = partial(_t5x, flags) if name == _T5X else partial(_estimate, target, scan)
         if depths and not scan:
             stacks = ("num_encoder_layers", "num_decoder_layers")
             sizes = [f"model.{name}" for name in stacks if getattr(config.model, name)]
-            each = [
-                _estimate(trained.with_values(dict.fromkeys(sizes, depth)), target, scan)
-                for depth in depths
-            ]
+            each = [estimate(trained.with_values(dict.fromkeys(sizes, depth))) for depth in depths]
             estimates[name] = extrapolated(*each, depths, _layers(config))
         else:
-            estimates[name] = _estimate(trained, target, scan)
+            estimates[name] = estimate(trained)
         print(f"{name}: {estimates[name]}", file=sys.stderr, flush=True)
     # Seconds of a step at the peak of the devices.
     least = flops_per_step(trained.config.model, trained.config.batch_size, *trained.lengths)
@@ -139,7 +151,7 @@ def run(flags: Flags) -> None:
         raise UserError("no step could be compiled; see above")
 
 
-def _estimate(trained: "Subject", target: "Target", scan: bool) -> Estimate:
+def _estimate(target: "Target", scan: bool, trained: "Subject") -> Estimate:
     """Compiles a step, scanning its layers if `scan`, and returns its estimate."""
     from trainer.planning.compiled import compile_plan
 
@@ -152,6 +164,17 @@ def _estimate(trained: "Subject", target: "Target", scan: bool) -> Estimate:
     return Estimate(
         timing.seconds, plan.train.memory.parts, timing.estimated_step, plan.train.seconds
     )
+
+
+def _t5x(flags: Flags, trained: "Subject") -> Estimate:
+    """Compiles T5X's step in a process of its own, and returns its estimate."""
+    argument = {"topology": flags.topology, "submesh": flags.t5x_submesh}
+    argument |= t5x.sizes(trained.config, *trained.lengths)
+    process = t5x.start("t5x_compile", argument, flags.t5x or "", flags.t5x_python)
+    answer, _ = process.communicate()
+    if process.returncode:
+        raise UserError("--t5x: T5X's process failed; see its output above")
+    return Estimate(**json.loads(answer.splitlines()[-1]))
 
 
 def extrapolated(
