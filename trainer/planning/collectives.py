@@ -8,15 +8,16 @@ from trainer.planning.hlo import Instruction, Module, replica_groups
 
 # Prefix of `kind` for collectives between slices.
 NETWORK = "between slices: "
-_COLLECTIVES = (
+COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
     *("collective-permute", "collective-broadcast"),
 )
 # Targets in the first and the last of an asynchronous collective's fusions.
-_ENDS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
+ENDS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
+_PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Found:
     """A collective of an instruction, or one piece of an asynchronous one.
 
     Pieces share a `key`, unique in the computation. `size` is the bytes of the whole array on one
-    device, `group` the device numbers of one group; () means all devices.
+    device, `group` the device numbers of one group; () means all devices. A permutation has
+    `pairs` of senders and receivers.
     """
 
     key: str
@@ -32,13 +34,14 @@ class Found:
     size: int
     group: tuple[int, ...]
     overlapped: bool
+    pairs: tuple[tuple[int, int], ...] = ()
 
 
 def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
     """Yields the collectives of an instruction or of its fusion; a `send` goes between slices."""
     called, inside = instruction.computation("calls"), tuple(module.inside(instruction))
     scattered = called.startswith("all-reduce-scatter")
-    asynchronous = "async_collective" in called or any(each.target in _ENDS for each in inside)
+    asynchronous = "async_collective" in called or any(each.target in ENDS for each in inside)
     transfer = _TRANSFER.search(instruction.attributes)
     if instruction.opcode == "send" and transfer:
         kind = NETWORK + transfer[1].lower().replace("_", "-")
@@ -47,7 +50,7 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
         yield Found(instruction.operands[0], NETWORK, 0, (), True)
     for each in (instruction, *inside):
         kind = re.sub(r"-(start|done)$", "", each.opcode)
-        if kind not in _COLLECTIVES:
+        if kind not in COLLECTIVES:
             continue
         if each.opcode.endswith("-done") or instruction.opcode.endswith("-done"):
             # The end of an asynchronous collective names its start.
@@ -57,7 +60,9 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
         sizes = [array.size for array in each.arrays if array.size]
         # A start's shape lists the argument before the result.
         size = max(sizes, default=0) if started else sum(sizes)
-        group = tuple(_group(each))
+        pairs = _pairs(each)
+        groups = replica_groups(each.attributes)
+        group = pairs[0] if pairs else tuple(groups[0]) if groups else ()
         if kind == "reduce-scatter":
             size *= max(len(group), 1)
         if scattered and kind == "all-reduce":
@@ -65,12 +70,10 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
         # The pieces of an asynchronous collective in several fusions share a channel.
         channel = _CHANNEL.search(each.attributes) if asynchronous else None
         key = f"{kind} {channel[1]}" if channel else instruction.name
-        yield Found(key, kind, size, group, started or asynchronous)
+        yield Found(key, kind, size, group, started or asynchronous, pairs)
 
 
-def _group(instruction: Instruction) -> list[int]:
-    pair = _PAIRS.search(instruction.attributes)
-    if pair:
-        return [int(pair[1]), int(pair[2])]
-    groups = replica_groups(instruction.attributes)
-    return groups[0] if groups else []
+def _pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    pairs = _PAIRS.search(instruction.attributes)
+    found = _PAIR.findall(pairs[1]) if pairs else ()
+    return tuple((int(sender), int(receiver)) for sender, receiver in found)

@@ -3,6 +3,7 @@
 Peak operations per second are in `trainer.engine.hardware`.
 """
 
+import collections
 import dataclasses
 import importlib.util
 import math
@@ -80,6 +81,27 @@ class Chip:
             if extent > 1:
                 links += 2 if extent == length and length % self.wraps == 0 else 1
         return sent / (max(links, 1) * self.link)
+
+    def seconds_of_permutation(
+        self, sent: int, pairs: list[tuple[Place, Place]], shape: tuple[int, ...]
+    ) -> float:
+        """Returns the seconds in which each sender's bytes reach its receiver.
+
+        Bytes go along one axis after another, the shorter way round a ring; the link with the most
+        messages decides.
+        """
+        loads: collections.Counter[tuple] = collections.Counter()
+        for sender, receiver in pairs:
+            at = [*sender.coordinates]
+            for axis, length in enumerate(shape):
+                distance = receiver.coordinates[axis] - at[axis]
+                if length % self.wraps == 0 and abs(distance) > length / 2:
+                    distance -= length if distance > 0 else -length
+                for _ in range(abs(distance)):
+                    step = 1 if distance > 0 else -1
+                    loads[*at, axis, step] += 1
+                    at[axis] = (at[axis] + step) % length
+        return sent * max(loads.values(), default=0) / self.link
 
 
 # Clocks follow from peak operations, cores x MXUs x 2 x size^2 x clock. Usable memory is less than

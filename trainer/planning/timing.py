@@ -248,6 +248,9 @@ class _Walk:
             group = [places[number] for number in piece.group if number < len(places)] or places
             sent = sent_bytes(kind, size, len(group))
             seconds = chip.seconds_of_collective(sent, group, self._shape)
+            if piece.pairs and isinstance(chip, Chip):
+                pairs = [(places[sender], places[receiver]) for sender, receiver in piece.pairs]
+                seconds = chip.seconds_of_permutation(sent, pairs, self._shape)
             queue = machine.links
         collective = Collective(kind, sent, seconds, times)
         self.collectives.append(collective)

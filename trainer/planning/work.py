@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from trainer.planning.collectives import COLLECTIVES, ENDS
 from trainer.planning.hlo import Array, Instruction, Module, first_group
 
 # Instructions that move and compute nothing themselves.
@@ -88,6 +89,8 @@ class Worker:
                 total += _size(user.arrays)
             elif user.opcode == "dynamic-update-slice" and places == [0]:
                 continue  # updated in place
+            elif _carried(user) or user.opcode == "tuple":
+                continue
             elif user.opcode in _VIEWS:
                 total += self._used(name, user)
             elif user.opcode == "fusion":
@@ -109,7 +112,7 @@ class Worker:
         return sum(
             min(_size(self._change(name, each)), array.size)
             for each, array in zip(made, results, strict=True)
-            if array.in_hbm
+            if array.in_hbm and not _carried(each) and each.opcode != "parameter"
         )
 
     def _change(self, name: str, made: Instruction) -> tuple[Array, ...]:
@@ -134,6 +137,11 @@ class Worker:
             else _flops(each, scope)
             for each in scope.values()
         )
+
+
+def _carried(instruction: Instruction) -> bool:
+    """Returns True for a collective that a fusion only hands on while the links move its bytes."""
+    return instruction.opcode in COLLECTIVES or instruction.target in ENDS
 
 
 def copied(instruction: Instruction) -> int:

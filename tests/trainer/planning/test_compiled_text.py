@@ -154,6 +154,28 @@ def test_bytes_are_sent_over_two_links_to_an_axis():
     assert other.seconds_of_collective(10**9, row, shape) == pytest.approx(1e9 / (2 * other.link))
 
 
+def test_the_fullest_link_decides_how_long_a_permutation_takes():
+    number = {place.coordinates: at for at, place in enumerate(PLACES)}
+
+    def links(chip, along, distance):
+        """Returns how many messages cross the fullest link if all chips send so far."""
+        pairs = []
+        for place in PLACES:
+            to = [*place.coordinates]
+            to[along] = (to[along] + distance) % 4
+            pairs.append((place, PLACES[number[tuple(to)]]))
+        return chip.seconds_of_permutation(10**9, pairs, (4, 4, 1)) * chip.link / 1e9
+
+    # In an open row, the last chip's message crosses all links backwards, each once.
+    found = [links(CHIP, 0, distance) for distance in (1, 2, 3)]
+    assert found == pytest.approx([1, 2, 1])
+    # In a ring of four, it takes the closing link.
+    assert links(CHIPS["v5p"], 1, 3) == pytest.approx(1)
+    one = CHIPS["v5p"].seconds_of_permutation(10**9, [(PLACES[0], PLACES[12])], (4, 4, 1))
+    assert one == pytest.approx(1e9 / CHIPS["v5p"].link)
+    assert CHIP.seconds_of_permutation(10**9, [], (4, 4, 1)) == 0
+
+
 def test_between_slices_the_network_is_used():
     send = (
         "HloModule two, is_scheduled=true\n\nENTRY %main (p: f32[256,1024]) -> f32[256,1024] {\n"

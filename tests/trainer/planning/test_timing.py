@@ -110,6 +110,24 @@ def test_a_gather_that_several_fusions_carry_counts_once():
     assert [each.sent for each in found.collectives] == [12 * MIB]
     assert found.traffic()["all-gather"]["seconds"] == pytest.approx(one)
     assert found.step >= one
+    # The links move its bytes: the fusions read and write nothing of their own.
+    assert {work(module, name).bytes for name in ("start", "done")} == {0}
+
+
+def test_a_fusion_that_carries_a_gather_moves_its_own_operands_alone():
+    whole = "f32[4096,1024]{1,0:T(8,128)}"
+    both = f"({MATRIX}, {MATRIX}, {whole})"
+    body = (
+        "%async_collective_fusion.1 (x: f32[1024,1024], y: f32[1024,1024]) -> "
+        "(f32[1024,1024], f32[1024,1024], f32[4096,1024]) {\n"
+        f"  %x = {MATRIX} parameter(0)\n  %y = {MATRIX} parameter(1)\n"
+        f"  %n = {MATRIX} negate(%y)\n"
+        f"  %g = {whole} all-gather(%x), channel_id=7, dimensions={{0}}\n"
+        f"  ROOT %t = {both} tuple(%n, %x, %g)\n}}\n"
+    )
+    negated = f"%q = {MATRIX} negate(%p)"
+    called = f"%f = {both} fusion(%p, %q), kind=kOutput, calls=%async_collective_fusion.1"
+    assert work(program([negated, called], body), "f").bytes == 8 * MIB
 
 
 def test_copies_take_the_bandwidth_that_work_leaves():
