@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.step import t5x_sizes
+from benchmarks import measure, t5x
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
 from trainer.config.from_flags import build_config
@@ -34,10 +34,40 @@ def test_a_step_is_measured(flags):
 
 def test_t5x_gets_the_sizes_of_the_preset():
     config, _ = build_config("lm_small", ["--batch_size=4"])
-    found = t5x_sizes(config, 0, 64)
+    found = t5x.sizes(config, 0, 64)
     assert found["decoder_only"]
     assert found["network"]["num_decoder_layers"] == config.model.num_decoder_layers
     assert json.loads(json.dumps(found))["network"]["mlp_activations"] == ["gelu", "linear"]
     bert, _ = build_config("bert_tiny", [])
     with pytest.raises(UserError, match="no encoder-only models"):
-        t5x_sizes(bert, 64, 0)
+        t5x.sizes(bert, 64, 0)
+
+
+@pytest.mark.slow
+def test_what_a_device_does_is_measured_once_and_written_to_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n## Next\n\nText.\n")
+    command = [sys.executable, "-m", "benchmarks.measure", "--presets=t5_1_1_tiny"]
+    command += [f"--output={tmp_path / 'measured'}", f"--page={page}"]
+    made = completed(command)
+    assert made.returncode == 0, made.stderr
+    assert {"kernels", "bits", "t5_1_1_tiny"} == {
+        line.partition(":")[0] for line in made.stderr.splitlines() if line.endswith(": measuring")
+    }
+    text = page.read_text()
+    assert re.search(r"\| `t5_1_1_tiny` \| 8 x \(64, 32\) \| [\d.,]+ \| .* transformers", text)
+    assert "equal to the bit" in text
+    # The same command goes on, and writes the section once.
+    again = completed(command)
+    assert again.returncode == 0
+    assert ": measuring" not in again.stderr
+    assert page.read_text() == text
+
+
+def test_a_section_takes_the_place_of_its_heading():
+    page = "# Page\n\n## Measured on A\n\nold\n\n## Next\n\nText.\n"
+    made = measure.with_section(page, "## Measured on A\n\nnew\n")
+    assert made == "# Page\n\n## Measured on A\n\nnew\n\n## Next\n\nText.\n"
+    assert measure.with_section(made, "## Measured on A\n\nnew\n") == made
+    other = measure.with_section(page, "## Measured on B\n\nnew\n")
+    assert other == page.rstrip() + "\n\n## Measured on B\n\nnew\n"

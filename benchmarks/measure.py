@@ -1,0 +1,330 @@
+"""Measures kernels, bits and steps on this machine's devices, and writes a section of a page.
+
+    python -m benchmarks.measure --output=FOLDER [--page=docs/benchmarks.md] \\
+        [--presets=t5_1_1_small,t5_1_1_base] [--rows=64] [--t5x=T5X_CHECKOUT:AIRIO:JESTIMATOR]
+
+Parts, each in a process of its own; a part measured before on the same device at the same commit
+is not measured again, so an interrupted command goes on:
+
+- kernels: gradients of a bfloat16 model with fused attention and with products written out, both
+  against float32; fails if the fused ones are further off.
+- bits: two times ten updates from one state; fails if a bit differs.
+- each preset: seconds of a step, and beside it those of transformers' T5 in PyTorch where it finds
+  the device, and of T5X where `--t5x` gives its sources.
+
+Nothing on the page is changed if a part fails.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import at_least, field
+from trainer.config import Config
+
+# Preset -> rows a device, lengths of inputs and targets; the first is for trying on a CPU.
+SIZES = {
+    "t5_1_1_tiny": (8, 64, 32),
+    "t5_1_1_small": (64, 512, 114),
+    "t5_1_1_base": (64, 512, 114),
+    "t5_1_1_large": (16, 512, 114),
+    "lm_1b": (2, 0, 2048),
+}
+_KERNELS, _BITS = "kernels", "bits"
+# Fused attention may be this many times as far from float32 as products written out.
+_FURTHER = 1.5
+_ROUNDS, _STEPS, _UPDATES = 5, 4, 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    output: str = field("measured", "folder of the results, a file for each part")
+    page: str | None = field(None, "page of Markdown whose section on this device is written")
+    presets: tuple[str, ...] = field(tuple(SIZES)[1:], "presets whose steps are measured")
+    rows: int | None = field(None, "rows a device, instead of each preset's", rule=at_least(1))
+    t5x: str | None = field(None, "T5X's source folders, separated by colons")
+    t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies")
+    part: str | None = field(None, "measure one part in this process, and print it as JSON")
+
+
+def run(flags: Flags) -> None:
+    """Measures what is missing; raises UserError if a part fails."""
+    if unknown := [name for name in flags.presets if name not in SIZES]:
+        raise UserError(f"--presets={unknown[0]}: choose among {', '.join(SIZES)}")
+    if flags.part:
+        print(json.dumps(_measured(flags, flags.part)))
+        return
+    folder = pathlib.Path(flags.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {}
+    for part in (_KERNELS, _BITS, *flags.presets):
+        path = folder / f"{part}.json"
+        found = _known(path)
+        if found is None:
+            print(f"{part}: measuring", file=sys.stderr, flush=True)
+            found = _in_own_process(flags, part)
+            path.write_text(json.dumps(found, indent=1))
+        print(f"{part}: {found['text']}", flush=True)
+        if found["failed"]:
+            path.unlink()
+            raise UserError(f"{part}: {found['text']}")
+        results[part] = found
+    text = section(results)
+    print(text)
+    if flags.page:
+        page = pathlib.Path(flags.page)
+        page.write_text(with_section(page.read_text(), text))
+
+
+def section(results: dict[str, dict[str, Any]]) -> str:
+    """Returns the section of a page on measured parts, by name."""
+    first = next(iter(results.values()))
+    lines = [
+        f"## Measured on {first['device']}",
+        "",
+        f"At commit {first['commit'][:8]} by `make measure`, bfloat16, Adafactor, without dropout.",
+        f"Kernels: {results[_KERNELS]['text']}. Bits: {results[_BITS]['text']}.",
+        "",
+        "| model | rows x lengths | ms a step | MFU | compiled in, s | others |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    lines += [each["row"] for each in results.values() if "row" in each]
+    return "\n".join(lines) + "\n"
+
+
+def with_section(page: str, text: str) -> str:
+    """Returns a page with a section in place of the one of the same heading, or at its end."""
+    heading = text.partition("\n")[0]
+    old = re.search(rf"^{re.escape(heading)}$.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    if old is None:
+        return f"{page.rstrip()}\n\n{text}"
+    after = page[old.end() :]
+    return page[: old.start()] + text + ("\n" + after if after else "")
+
+
+def _known(path: pathlib.Path) -> dict[str, Any] | None:
+    """Returns a part's earlier result on the same device at the same commit, if there is one."""
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    return found if (found["device"], found["commit"]) == (_device(), _commit()) else None
+
+
+def _in_own_process(flags: Flags, part: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.measure", f"--part={part}"]
+    command += [f"--rows={flags.rows}"] * bool(flags.rows)
+    if flags.t5x:
+        command += [f"--t5x={flags.t5x}", f"--t5x_python={flags.t5x_python}"]
+    made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if made.returncode:
+        raise UserError(f"{part}: the measurement failed, see above; the same command goes on")
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def _measured(flags: Flags, part: str) -> dict[str, Any]:
+    made: dict[str, Callable[[], dict[str, Any]]] = {_KERNELS: _kernels, _BITS: _bits}
+    found = made.get(part, functools.partial(_step, flags, part))()
+    return {"failed": False, **found, "device": _device(), "commit": _commit()}
+
+
+@functools.cache
+def _device() -> str:
+    # In a process of its own, which leaves the device to those that measure.
+    code = "import jax; print(jax.device_count(), 'x', jax.devices()[0].device_kind)"
+    command = [sys.executable, "-c", code]
+    made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return made.stdout.splitlines()[-1].removeprefix("1 x ")
+
+
+@functools.cache
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    return made.stdout.strip() or "unknown"
+
+
+def _config(preset: str, rows: int, *more: str, dtype: str = "bfloat16") -> Config:
+    from trainer.config.from_flags import build_config
+
+    flags = [f"--batch_size={rows}", f"--model.dtype={dtype}", "--model.dropout_rate=0", *more]
+    return build_config(preset, flags)[0]
+
+
+def _small(rows: int, *more: str, dtype: str = "bfloat16") -> tuple[Config, tuple[int, int]]:
+    """Returns the model of kernels and bits, and its lengths: shallow, and tiny on a CPU."""
+    import jax
+
+    layers = ("--model.num_encoder_layers=2", "--model.num_decoder_layers=2")
+    if jax.devices()[0].platform != "cpu":
+        return _config("t5_1_1_small", rows, *layers, *more, dtype=dtype), (512, 114)
+    sizes = ("--model.vocab_size=512", "--model.emb_dim=128", "--model.num_heads=2")
+    return _config("t5_1_1_small", rows, *layers, *sizes, *more, dtype=dtype), (32, 16)
+
+
+def _kernels() -> dict[str, Any]:
+    """Compares gradients by fused attention and by products written out with float32's."""
+    import jax
+    import numpy as np
+
+    from benchmarks.step import make_batch
+    from trainer.engine.step import make_gradients
+    from trainer.model.spec import model_spec
+    from trainer.model.transformer import build_model, init_params
+
+    def gradients(attention: str, dtype: str = "bfloat16") -> list[np.ndarray]:
+        config, lengths = _small(4, f"--model.attention={attention}", dtype=dtype)
+        spec = model_spec(config.model)
+        batch, key = make_batch(config, *lengths), jax.random.key(0)
+        batch = {**batch, **_packed(batch)}
+        of = jax.jit(make_gradients(build_model(spec), config))
+        found, _ = of(init_params(spec, key), batch, key)
+        return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(found)]
+
+    exact = gradients("einsum", "float32")
+
+    def error(found: list[np.ndarray]) -> float:
+        of_leaves = zip(found, exact, strict=True)
+        return max(
+            float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30)) for a, b in of_leaves
+        )
+
+    fused, written = (error(gradients(name)) for name in ("pallas", "einsum"))
+    text = f"gradients differ from float32's by {fused:.2g} if fused, {written:.2g} if written out"
+    return {"text": text, "failed": not fused <= _FURTHER * written}
+
+
+def _packed(batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns segments and positions of rows with two examples each."""
+    import numpy as np
+
+    found = {}
+    for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_input_tokens")):
+        rows, length = batch[tokens].shape
+        at = np.arange(length)
+        second = at >= length // 3
+        segments = np.broadcast_to(1 + second, (rows, length)).astype(np.int32)
+        positions = np.broadcast_to(at - second * (length // 3), (rows, length)).astype(np.int32)
+        found |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
+    return found
+
+
+def _bits() -> dict[str, Any]:
+    """Compares the states after the same updates, made twice."""
+    import jax
+    import numpy as np
+
+    from benchmarks.step import Ours
+    from trainer.engine import determinism
+
+    def updated() -> list[bytes]:
+        config, lengths = _small(8 * jax.device_count())
+        ours = Ours(config, *lengths)
+        ours.seconds(_UPDATES)
+        leaves = jax.tree.leaves(ours.state.params)
+        return [np.asarray(leaf).tobytes() for leaf in leaves]
+
+    determinism.set_flags(True)
+    same = updated() == updated()
+    text = f"two runs of {_UPDATES} updates are {'equal' if same else 'not equal'} to the bit"
+    return {"text": text, "failed": not same}
+
+
+def _step(flags: Flags, preset: str) -> dict[str, Any]:
+    import jax
+
+    from benchmarks.step import T5X, Ours
+    from trainer.engine import determinism
+    from trainer.engine.cost import flops_per_step
+    from trainer.engine.hardware import peak_flops
+
+    rows, *lengths = SIZES[preset]
+    rows = (flags.rows or rows) * jax.device_count()
+    config = _config(preset, rows)
+    determinism.set_flags(config.deterministic)
+    jax.config.update("jax_enable_compilation_cache", False)
+    ours = Ours(config, *lengths)
+    seconds = min(ours.seconds(_STEPS)[0] / _STEPS for _ in range(_ROUNDS))
+    compiled = ours.compile_seconds
+    peak = peak_flops(jax.devices()[0].device_kind)
+    flops = flops_per_step(config.model, rows, *lengths) / jax.device_count()
+    mfu = f"{flops / seconds / peak:.1%}" if peak else "unknown"
+    del ours
+    others = []
+    if flags.t5x:
+        theirs = T5X(config, *lengths, flags.t5x, flags.t5x_python)
+        least = min(theirs.seconds(_STEPS)[0] / _STEPS for _ in range(_ROUNDS))
+        others.append(f"T5X {least * 1e3:,.1f} ms")
+        theirs.close()
+    if (least := _transformers(config, *lengths)) is not None:
+        others.append(f"transformers {least * 1e3:,.1f} ms")
+    size = f"{rows} x ({', '.join(map(str, lengths))})"
+    beside = ", ".join(others) or "none installed"
+    row = f"| `{preset}` | {size} | {seconds * 1e3:,.1f} | {mfu} | {compiled:.0f} | {beside} |"
+    return {"text": f"{seconds * 1e3:,.1f} ms a step", "row": row, "seconds": seconds}
+
+
+def _transformers(config: Config, inputs: int, targets: int) -> float | None:
+    """Returns seconds of the same step by transformers' T5; None if it cannot use the device."""
+    import jax
+
+    on_gpu = jax.devices()[0].platform == "gpu"
+    try:
+        import torch
+        from transformers import T5Config, T5ForConditionalGeneration
+    except ImportError:
+        return None
+    one = jax.device_count() == 1 and config.model.architecture == "encoder_decoder"
+    if not one or (on_gpu and not torch.cuda.is_available()):
+        return None
+    sizes, device = config.model, "cuda" if on_gpu else "cpu"
+    network = T5Config(
+        vocab_size=sizes.vocab_size,
+        d_model=sizes.emb_dim,
+        d_kv=sizes.head_dim,
+        d_ff=sizes.mlp_dim,
+        num_layers=sizes.num_encoder_layers,
+        num_decoder_layers=sizes.num_decoder_layers,
+        num_heads=sizes.num_heads,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        dropout_rate=0.0,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(network).to(device)
+    optimizer = torch.optim.Adafactor(model.parameters())
+    shape = config.batch_size, inputs
+    ids = torch.randint(1, sizes.vocab_size, shape, device=device)
+    labels = torch.randint(1, sizes.vocab_size, (shape[0], targets), device=device)
+
+    def updates(count: int) -> float:
+        started = time.perf_counter()
+        for _ in range(count):
+            with torch.autocast(device, torch.bfloat16):
+                loss = model(input_ids=ids, labels=labels).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if on_gpu:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / count
+
+    updates(1)
+    return min(updates(_STEPS) for _ in range(_ROUNDS))
+
+
+main = Command(Flags, run)
+
+if __name__ == "__main__":
+    main.start()
