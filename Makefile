@@ -22,7 +22,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow benchmark check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow benchmark measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -167,6 +167,17 @@ benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5
 	$(BIN)/python -m benchmarks.build --text=$(DEMO)/text.parquet \
 	    --vocabulary=$(DEMO)/text_vocabulary --copies=10
 	$(BIN)/python -m benchmarks.input_pipeline
+
+# The extra of this machine's accelerator.
+DEVICE ?= $(if $(shell command -v nvidia-smi),gpu,tpu)
+$(VENV)/.$(DEVICE): pyproject.toml constraints.txt $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[$(DEVICE)]'
+	@touch $@
+
+measure: $(VENV)/.$(DEVICE) ## on a GPU or TPU: measure kernels, bits and steps, and write docs/benchmarks.md
+	JAX_PLATFORMS= $(BIN)/python -m benchmarks.measure --output=$(DEMO)/measured \
+	    --page=docs/benchmarks.md $(MEASURE_FLAGS)
 
 check: $(VENV)/.dev ## check lint, format, types and container files
 	$(BIN)/ruff check .
