@@ -60,10 +60,11 @@ class MeshConfig(Checked):
         "embedding dimension, and nothing divides the vocabulary",
         choices=RULES,
     )
-    divide_update: bool = field(
-        True,
+    divide_update: bool | None = field(
+        None,
         "every part of data updates its own share of the parameters and keeps only its optimizer "
-        "state (ZeRO-1), instead of all of them; not with --trainable or --lora",
+        "state (ZeRO-1), instead of all of them; not with --trainable or --lora; None: yes, except "
+        "on TPU slices of more than 8 chips, where XLA still sums whole gradients",
     )
 
     def planned(self) -> dict[str, int]:

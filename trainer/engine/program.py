@@ -61,7 +61,7 @@ class Program:
             self.mesh, self.rules, self._shapes.params, self.tuning.axes
         )
         self.shares: Shares | None = None
-        if config.mesh.divide_update and self.mesh.shape["data"] > 1 and self.tuning.all_learn:
+        if sharding.divides_update(config.mesh, self.mesh) and self.tuning.all_learn:
             own = sharding.divided_over_data(
                 self.mesh, self._shapes.params, params, self.tuning.axes
             )

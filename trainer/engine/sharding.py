@@ -17,6 +17,9 @@ from trainer.model.paths import path_name
 from trainer.optim.stacked import STACK_AXES
 
 Tree = Any
+# Parts of "data" in a TPU slice up to which XLA makes reduce-scatters. With more it sums whole
+# gradients everywhere, so that gathers come on top (docs/decisions/028-the-update-in-shares.md).
+_MOST_SCATTERED = 8
 
 # Elements of a parameter below which every device updates all of it: summing and gathering parts
 # would take more messages than it saves work.
@@ -85,6 +88,15 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
         return sharding
 
     return jax.tree_util.tree_map_with_path(sharding_of, params, logical_axes)
+
+
+def divides_update(config: MeshConfig, mesh: Mesh) -> bool:
+    """Returns True if every part of "data" updates a share of the parameters of its own."""
+    if mesh.shape["data"] == 1 or config.divide_update is not None:
+        return mesh.shape["data"] > 1 and bool(config.divide_update)
+    devices = [*mesh.devices.flat]
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    return devices[0].platform != "tpu" or mesh.shape["data"] // slices <= _MOST_SCATTERED
 
 
 def divided_over_data(mesh: Mesh, params: Tree, shardings: Tree, logical_axes: Tree) -> Tree:
