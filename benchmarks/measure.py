@@ -55,7 +55,11 @@ class Flags:
     rows: int | None = field(None, "rows a device, instead of each preset's", rule=at_least(1))
     t5x: str | None = field(None, "T5X's source folders, separated by colons")
     t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies")
-    part: str | None = field(None, "measure one part in this process, and print it as JSON")
+    part: str | None = field(
+        None,
+        "measure one part in this process, and print it as JSON",
+        choices=(_KERNELS, _BITS, *SIZES),
+    )
 
 
 def run(flags: Flags) -> None:
@@ -65,6 +69,8 @@ def run(flags: Flags) -> None:
     if flags.part:
         print(json.dumps(_measured(flags, flags.part)))
         return
+    if flags.page and not pathlib.Path(flags.page).is_file():
+        raise UserError(f"--page={flags.page}: there is no such page")
     folder = pathlib.Path(flags.output)
     folder.mkdir(parents=True, exist_ok=True)
     results = {}
@@ -115,9 +121,10 @@ def with_section(page: str, text: str) -> str:
 
 def _known(path: pathlib.Path) -> dict[str, Any] | None:
     """Returns a part's earlier result on the same device at the same commit, if there is one."""
-    if not path.exists():
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):  # not measured, or interrupted
         return None
-    found = json.loads(path.read_text())
     return found if (found["device"], found["commit"]) == (_device(), _commit()) else None
 
 
