@@ -63,8 +63,8 @@ class MeshConfig(Checked):
     divide_update: bool | None = field(
         None,
         "every part of data updates its own share of the parameters and keeps only its optimizer "
-        "state (ZeRO-1), instead of all of them; not with --trainable or --lora; None: yes, except "
-        "on TPU slices of more than 8 chips, where XLA still sums whole gradients",
+        "state (ZeRO-1), instead of all of them; not with --trainable or --lora; None: where XLA "
+        "sums gradients into shares, so not on TPU slices of more than 8 chips",
     )
 
     def planned(self) -> dict[str, int]:

@@ -37,9 +37,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     shape = tuple(sizes[axis] for axis in AXES)
     # Auto: the compiler propagates shardings from parameters and batch, outside the type system.
     types = (AxisType.Auto,) * len(AXES)
-    # On GPUs JAX calls every machine a slice.
-    on_tpu = devices[0].platform == "tpu"
-    slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu}) or 1
+    slices = _slices(devices)
     if sizes["data"] % slices:
         raise UserError(
             f"--mesh.data={sizes['data']} is not divisible by the {slices} slices, which only "
@@ -92,11 +90,15 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
 
 def divides_update(config: MeshConfig, mesh: Mesh) -> bool:
     """Returns True if every part of "data" updates a share of the parameters of its own."""
-    if mesh.shape["data"] == 1 or config.divide_update is not None:
-        return mesh.shape["data"] > 1 and bool(config.divide_update)
-    devices = [*mesh.devices.flat]
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
-    return devices[0].platform != "tpu" or mesh.shape["data"] // slices <= _MOST_SCATTERED
+    parts, devices = mesh.shape["data"], [*mesh.devices.flat]
+    scatters = devices[0].platform != "tpu" or parts // _slices(devices) <= _MOST_SCATTERED
+    return parts > 1 and (scatters if config.divide_update is None else config.divide_update)
+
+
+def _slices(devices: Sequence[jax.Device]) -> int:
+    """Returns the number of TPU slices; 1 without TPUs, as JAX calls every machine of GPUs one."""
+    on_tpu = devices[0].platform == "tpu"
+    return len({getattr(device, "slice_index", 0) for device in devices if on_tpu}) or 1
 
 
 def divided_over_data(mesh: Mesh, params: Tree, shardings: Tree, logical_axes: Tree) -> Tree:

@@ -18,22 +18,15 @@ import types
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
 from tests.support import eight_devices, runs
 from tests.support.runs import config_of
 from trainer.config import MeshConfig
-from trainer.config.mesh import AXES, RULES, check_dimensions
+from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS, model_preset
-from trainer.engine.sharding import (
-    HostPart,
-    divides_update,
-    host_part,
-    make_mesh,
-    parameter_shardings,
-    put_batch,
-)
+from trainer.engine.sharding import HostPart, host_part, make_mesh, parameter_shardings, put_batch
 from trainer.model import attention_cores
 from trainer.model.device import Device
 from trainer.model.paths import named
@@ -411,30 +404,6 @@ def test_a_mesh_may_split_an_axis_of_the_interconnect(config, slices):
     mesh = make_mesh(config, chips)
     assert mesh.shape == config.sizes(len(chips))
     assert {*mesh.devices.flat} == {*chips}
-
-
-@pytest.mark.parametrize(
-    ("shape", "slices", "config", "divided"),
-    [
-        ((2, 4, 1), 1, MeshConfig(), True),
-        ((4, 4, 1), 1, MeshConfig(), False),
-        ((4, 4, 1), 1, MeshConfig(divide_update=True), True),
-        ((4, 4, 1), 1, MeshConfig(tensor=2), True),
-        ((2, 2, 1), 4, MeshConfig(), True),
-        ((2, 2, 1), 1, MeshConfig(divide_update=False), False),
-        ((1, 1, 1), 1, MeshConfig(divide_update=True), False),
-    ],
-)
-def test_updates_are_divided_where_gradients_can_be(shape, slices, config, divided):
-    places = [*itertools.product(*map(range, shape))]
-    chips = [Chip(place, number) for number in range(slices) for place in places]
-    assert divides_update(config, make_mesh(config, chips)) == divided
-
-
-def test_gpus_divide_updates_on_any_number():
-    gpus = [Chip((number, 0, 0), platform="gpu") for number in range(16)]
-    mesh = Mesh(np.array(gpus).reshape(16, 1, 1), AXES)
-    assert divides_update(MeshConfig(), mesh)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 As a program, `test_shares.py FOLDER`, it prints the results of runs on eight devices as JSON.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -11,11 +12,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import Mesh
 
 from tests.support import eight_devices
 from tests.support.runs import config_of, program_of
-from tests.trainer.engine.test_sharding import bits, bytes_held, specs
-from trainer.engine.sharding import put_batch
+from tests.trainer.engine.test_sharding import Chip, bits, bytes_held, specs
+from trainer.config import MeshConfig
+from trainer.config.mesh import AXES
+from trainer.engine.sharding import divides_update, make_mesh, put_batch
 
 B, L, V = 16, 8, 512
 UPDATES, FEW = 50, 5
@@ -126,6 +130,30 @@ def test_updates_equal_those_of_one_device(name, eight, alone):
     np.testing.assert_allclose(found["losses"], expected["losses"][:updates], **near)
     if name in ALONE:
         np.testing.assert_allclose(found["evaluated"], expected["evaluated"], **near)
+
+
+@pytest.mark.parametrize(
+    ("shape", "slices", "config", "divided"),
+    [
+        ((2, 4, 1), 1, MeshConfig(), True),
+        ((4, 4, 1), 1, MeshConfig(), False),
+        ((4, 4, 1), 1, MeshConfig(divide_update=True), True),
+        ((4, 4, 1), 1, MeshConfig(tensor=2), True),
+        ((2, 2, 1), 4, MeshConfig(), True),
+        ((2, 2, 1), 1, MeshConfig(divide_update=False), False),
+        ((1, 1, 1), 1, MeshConfig(divide_update=True), False),
+    ],
+)
+def test_updates_are_divided_where_gradients_can_be(shape, slices, config, divided):
+    places = [*itertools.product(*map(range, shape))]
+    chips = [Chip(place, number) for number in range(slices) for place in places]
+    assert divides_update(config, make_mesh(config, chips)) == divided
+
+
+def test_gpus_divide_updates_on_any_number():
+    gpus = [Chip((number, 0, 0), platform="gpu") for number in range(16)]
+    mesh = Mesh(np.array(gpus).reshape(16, 1, 1), AXES)
+    assert divides_update(MeshConfig(), mesh)
 
 
 @pytest.mark.processes
