@@ -9,14 +9,14 @@ is not measured again, so an interrupted command goes on:
 - kernels: gradients of a bfloat16 model with fused attention and with products written out, both
   against float32; fails if the fused ones are further off.
 - bits: two times ten updates from one state; fails if a bit differs.
-- each preset: seconds of a step, and beside it those of transformers' T5 in PyTorch where it finds
-  the device, and of T5X where `--t5x` gives its sources.
+- each preset: seconds of a step; the same step by transformers' T5, if PyTorch finds the device,
+  and by T5X, if `--t5x` gives its sources.
 
+A process has the device to itself: JAX keeps a GPU's memory, and a TPU serves one process alone.
 Nothing on the page is changed if a part fails.
 """
 
 import dataclasses
-import functools
 import json
 import pathlib
 import re
@@ -39,7 +39,8 @@ SIZES = {
     "t5_1_1_large": (16, 512, 114),
     "lm_1b": (2, 0, 2048),
 }
-_KERNELS, _BITS = "kernels", "bits"
+_DEVICE, _KERNELS, _BITS = "device", "kernels", "bits"
+_TRANSFORMERS, _T5X = "transformers", "t5x"
 # Fused attention may be this many times as far from float32 as products written out.
 _FURTHER = 1.5
 _ROUNDS, _STEPS, _UPDATES = 5, 4, 10
@@ -57,9 +58,11 @@ class Flags:
     t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies")
     part: str | None = field(
         None,
-        "measure one part in this process, and print it as JSON",
-        choices=(_KERNELS, _BITS, *SIZES),
+        "measure one part in this process, and print it as JSON: kernels, bits, a preset, or "
+        "PRESET.transformers or PRESET.t5x, which leave the device to others",
     )
+    devices: int = field(1, "number of devices, for such a part")
+    platform: str = field("cpu", "their platform: cpu, gpu or tpu")
 
 
 def run(flags: Flags) -> None:
@@ -73,18 +76,22 @@ def run(flags: Flags) -> None:
         raise UserError(f"--page={flags.page}: there is no such page")
     folder = pathlib.Path(flags.output)
     folder.mkdir(parents=True, exist_ok=True)
+    asked = {**_in_own_process(flags, _DEVICE), "commit": _commit(), "rows": flags.rows}
+    beside = [_TRANSFORMERS, *[_T5X] * bool(flags.t5x)]
+    parts = [_KERNELS, _BITS]
+    for preset in flags.presets:
+        parts += [preset, *(f"{preset}.{other}" for other in beside)]
     results = {}
-    for part in (_KERNELS, _BITS, *flags.presets):
+    for part in parts:
         path = folder / f"{part}.json"
-        found = _known(path)
+        found = _known(path, asked)
         if found is None:
             print(f"{part}: measuring", file=sys.stderr, flush=True)
-            found = _in_own_process(flags, part)
-            path.write_text(json.dumps(found, indent=1))
+            found = asked | _in_own_process(flags, part, asked)
         print(f"{part}: {found['text']}", flush=True)
-        if found["failed"]:
-            path.unlink()
+        if found.get("failed"):
             raise UserError(f"{part}: {found['text']}")
+        path.write_text(json.dumps(found, indent=1))
         results[part] = found
     text = section(results)
     print(text)
@@ -97,15 +104,22 @@ def section(results: dict[str, dict[str, Any]]) -> str:
     """Returns the section of a page on measured parts, by name."""
     first = next(iter(results.values()))
     lines = [
-        f"## Measured on {first['device']}",
+        f"## Measured on {first['devices']} x {first['kind']}",
         "",
-        f"At commit {first['commit'][:8]} by `make measure`, bfloat16, Adafactor, without dropout.",
+        f"At commit {first['commit']} by `make measure`, bfloat16, Adafactor, without dropout.",
         f"Kernels: {results[_KERNELS]['text']}. Bits: {results[_BITS]['text']}.",
         "",
         "| model | rows x lengths | ms a step | MFU | compiled in, s | others |",
         "| --- | --- | ---: | ---: | ---: | --- |",
     ]
-    lines += [each["row"] for each in results.values() if "row" in each]
+    for preset, each in results.items():
+        if "row" in each:
+            others = [
+                f"{other} {results[f'{preset}.{other}']['text']}"
+                for other in (_TRANSFORMERS, _T5X)
+                if f"{preset}.{other}" in results
+            ]
+            lines.append(f"| `{preset}` | {each['row']} | {', '.join(others)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -119,17 +133,19 @@ def with_section(page: str, text: str) -> str:
     return page[: old.start()] + text + ("\n" + after if after else "")
 
 
-def _known(path: pathlib.Path) -> dict[str, Any] | None:
-    """Returns a part's earlier result on the same device at the same commit, if there is one."""
+def _known(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns a part's earlier result if it was measured as `asked`."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):  # not measured, or interrupted
         return None
-    return found if (found["device"], found["commit"]) == (_device(), _commit()) else None
+    return found if asked == {name: found.get(name) for name in asked} else None
 
 
-def _in_own_process(flags: Flags, part: str) -> dict[str, Any]:
+def _in_own_process(flags: Flags, part: str, known: dict[str, Any] | None = None) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.measure", f"--part={part}"]
+    if known:
+        command += [f"--{name}={known[name]}" for name in ("devices", "platform")]
     command += [f"--rows={flags.rows}"] * bool(flags.rows)
     if flags.t5x:
         command += [f"--t5x={flags.t5x}", f"--t5x_python={flags.t5x_python}"]
@@ -140,25 +156,43 @@ def _in_own_process(flags: Flags, part: str) -> dict[str, Any]:
 
 
 def _measured(flags: Flags, part: str) -> dict[str, Any]:
-    made: dict[str, Callable[[], dict[str, Any]]] = {_KERNELS: _kernels, _BITS: _bits}
-    found = made.get(part, functools.partial(_step, flags, part))()
-    return {"failed": False, **found, "device": _device(), "commit": _commit()}
+    preset, _, other = part.partition(".")
+    own: dict[str, Callable[[], dict[str, Any]]] = {
+        _DEVICE: _device,
+        _KERNELS: _kernels,
+        _BITS: _bits,
+    }
+    if part in own:
+        return own[part]()
+    if preset not in SIZES or other not in ("", _TRANSFORMERS, _T5X):
+        raise UserError(f"--part={part}: there is no such part")
+    rows, *lengths = SIZES[preset]
+    rows = flags.rows or rows
+    if not other:
+        return _step(preset, rows, *lengths)
+    config = _config(preset, rows * flags.devices)
+    if other == _T5X:
+        return _by_t5x(flags, config, *lengths)
+    return {"text": _by_transformers(flags, config, *lengths)}
 
 
-@functools.cache
-def _device() -> str:
-    # In a process of its own, which leaves the device to those that measure.
-    code = "import jax; print(jax.device_count(), 'x', jax.devices()[0].device_kind)"
-    command = [sys.executable, "-c", code]
-    made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return made.stdout.splitlines()[-1].removeprefix("1 x ")
+def _device() -> dict[str, Any]:
+    import jax
+
+    first = jax.devices()[0]
+    return {
+        "devices": jax.device_count(),
+        "platform": first.platform,
+        "kind": first.device_kind,
+    }
 
 
-@functools.cache
 def _commit() -> str:
-    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    return made.stdout.strip() or "unknown"
+    """Returns the commit, with "-changed" if code differs from it."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    code = ["git", "diff", "--quiet", "HEAD", "--", "benchmarks", "tasks", "trainer"]
+    changed = subprocess.run(code, capture_output=True, check=False).returncode
+    return (head.stdout.strip() or "unknown")[:8] + "-changed" * bool(changed)
 
 
 def _config(preset: str, rows: int, *more: str, dtype: str = "bfloat16") -> Config:
@@ -247,53 +281,57 @@ def _bits() -> dict[str, Any]:
     return {"text": text, "failed": not same}
 
 
-def _step(flags: Flags, preset: str) -> dict[str, Any]:
+def _step(preset: str, rows: int, *lengths: int) -> dict[str, Any]:
     import jax
 
-    from benchmarks.step import T5X, Ours
+    from benchmarks.step import Ours
     from trainer.engine import determinism
     from trainer.engine.cost import flops_per_step
     from trainer.engine.hardware import peak_flops
 
-    rows, *lengths = SIZES[preset]
-    rows = (flags.rows or rows) * jax.device_count()
-    config = _config(preset, rows)
-    determinism.set_flags(config.deterministic)
+    determinism.set_flags(True)
     jax.config.update("jax_enable_compilation_cache", False)
+    rows *= jax.device_count()
+    config = _config(preset, rows)
     ours = Ours(config, *lengths)
     seconds = min(ours.seconds(_STEPS)[0] / _STEPS for _ in range(_ROUNDS))
-    compiled = ours.compile_seconds
     peak = peak_flops(jax.devices()[0].device_kind)
     flops = flops_per_step(config.model, rows, *lengths) / jax.device_count()
     mfu = f"{flops / seconds / peak:.1%}" if peak else "unknown"
-    del ours
-    others = []
-    if flags.t5x:
-        theirs = T5X(config, *lengths, flags.t5x, flags.t5x_python)
-        least = min(theirs.seconds(_STEPS)[0] / _STEPS for _ in range(_ROUNDS))
-        others.append(f"T5X {least * 1e3:,.1f} ms")
-        theirs.close()
-    if (least := _transformers(config, *lengths)) is not None:
-        others.append(f"transformers {least * 1e3:,.1f} ms")
     size = f"{rows} x ({', '.join(map(str, lengths))})"
-    beside = ", ".join(others) or "none installed"
-    row = f"| `{preset}` | {size} | {seconds * 1e3:,.1f} | {mfu} | {compiled:.0f} | {beside} |"
-    return {"text": f"{seconds * 1e3:,.1f} ms a step", "row": row, "seconds": seconds}
+    row = f"{size} | {seconds * 1e3:,.1f} | {mfu} | {ours.compile_seconds:.0f}"
+    return {"text": _time(seconds), "row": row}
 
 
-def _transformers(config: Config, inputs: int, targets: int) -> float | None:
-    """Returns seconds of the same step by transformers' T5; None if it cannot use the device."""
-    import jax
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms a step"
 
-    on_gpu = jax.devices()[0].platform == "gpu"
+
+def _by_t5x(flags: Flags, config: Config, *lengths: int) -> dict[str, Any]:
+    from benchmarks.step import T5X
+
+    theirs = T5X(config, *lengths, flags.t5x or "", flags.t5x_python)
+    least = min(theirs.seconds(_STEPS)[0] / _STEPS for _ in range(_ROUNDS))
+    theirs.close()
+    return {"text": _time(least)}
+
+
+def _by_transformers(flags: Flags, config: Config, inputs: int, targets: int) -> str:
+    """Returns the time of the same step by transformers' T5, or why there is none."""
     try:
         import torch
         from transformers import T5Config, T5ForConditionalGeneration
     except ImportError:
-        return None
-    one = jax.device_count() == 1 and config.model.architecture == "encoder_decoder"
-    if not one or (on_gpu and not torch.cuda.is_available()):
-        return None
+        return "not installed"
+    on_gpu = flags.platform == "gpu"
+    if on_gpu and not torch.cuda.is_available():
+        return "finds no GPU"
+    if (
+        flags.devices > 1
+        or flags.platform == "tpu"
+        or config.model.architecture != "encoder_decoder"
+    ):
+        return "not compared"
     sizes, device = config.model, "cuda" if on_gpu else "cpu"
     network = T5Config(
         vocab_size=sizes.vocab_size,
@@ -328,7 +366,7 @@ def _transformers(config: Config, inputs: int, targets: int) -> float | None:
         return (time.perf_counter() - started) / count
 
     updates(1)
-    return min(updates(_STEPS) for _ in range(_ROUNDS))
+    return _time(min(updates(_STEPS) for _ in range(_ROUNDS)))
 
 
 main = Command(Flags, run)

@@ -51,7 +51,7 @@ def test_what_a_device_does_is_measured_once_and_written_to_a_page(tmp_path):
     command += [f"--output={tmp_path / 'measured'}", f"--page={page}"]
     made = completed(command)
     assert made.returncode == 0, made.stderr
-    assert {"kernels", "bits", "t5_1_1_tiny"} == {
+    assert {"kernels", "bits", "t5_1_1_tiny", "t5_1_1_tiny.transformers"} == {
         line.partition(":")[0] for line in made.stderr.splitlines() if line.endswith(": measuring")
     }
     text = page.read_text()
