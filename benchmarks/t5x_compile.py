@@ -21,7 +21,7 @@ def main() -> None:
     from t5x import partitioning
 
     from benchmarks.t5x_step import make_batch, make_trainer
-    from trainer.planning import hlo
+    from trainer.planning.compiled import module_of
     from trainer.planning.devices import place_of
     from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, memory
     from trainer.planning.timing import timing
@@ -58,7 +58,7 @@ def main() -> None:
         return
     state, rows = jax.tree.map(held, (run.train_state, batch), compiled.input_shardings[0])
     arguments = {PARAMETERS: state.params, OPTIMIZER_STATE: state.param_states, BATCH: rows}
-    module = hlo.parse(compiled.as_text())
+    module = module_of(compiled, target)
     places = [place_of(device) for device in partitioner.mesh.devices.flat]
     cores = getattr(target.devices[0], "num_cores", None) or 1
     times = timing(module, target.chip, places, [], target.schedules.read(module), cores)

@@ -215,7 +215,7 @@ def markdown(estimates: dict[str, Estimate], least: float, lowest: float, memory
         cells = (
             f"{each.step * 1e3:,.1f}",
             f"{each.step / lowest:.2f}",
-            f"{each.xla * 1e3:,.1f}",
+            f"{each.xla * 1e3:,.1f}" if each.xla else "-",
             f"{least / each.step:.1%}",
             f"{held / 1e9:,.2f}{fits}",
         )

@@ -139,10 +139,23 @@ def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
     assert best.values["evaluation.batch_size"] < 256
 
 
+def test_a_search_tries_options_of_the_compiler_on_the_best(monkeypatch):
+    option = "xla_disable_hlo_passes=fusion"
+    monkeypatch.setattr(search, "_OPTIONS", {"cpu": (option,)})
+    run = tiny("--model.scan_layers=true", "--model.remat=full", "--evaluation.every_steps=0")
+    tried = search.search(run, local_target(), most=9)
+    (fused,) = (each.plan for each in tried if not each.values)
+    (other,) = (each.plan for each in tried if "compiler_options" in each.values)
+    assert search.flags(other, run) == f"--compiler_options={option}"
+    assert other.needed != fused.needed  # the option reached the compiler
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--preset=t5_1_1_tiny"], "--lengths.inputs is missing"),
+        ([*TINY, "--compiler_options=fast"], "options as NAME=VALUE"),
+        ([*TINY, "--compiler_options=xla_speed=9"], "xla_speed=9: the compiler for cpu refuses it"),
         (["--preset=t5_1_1_tiny", "--lengths.inputs=0"], "--lengths.inputs=0 is for decoder-only"),
         ([*TINY, "--topology=v9:4x4"], "v4, v5e, v5p, v6e"),
         ([*TINY, "--topology=v5e:4x4x4"], "2 axes"),

@@ -126,6 +126,10 @@ class MetricsConfig(Checked):
     )
 
 
+_OPTIONS = Rule(
+    "options as NAME=VALUE, such as xla_tpu_scoped_vmem_limit_kib=65536",
+    lambda value: all(re.fullmatch(r"xla_\w+=[^\s=]+", each) for each in value),
+)
 _PROFILED = Rule(
     "the first and last update to trace, such as 10:20", lambda value: bool(_updates(value))
 )
@@ -244,6 +248,13 @@ class Config:
         "spike_factor: stop saves the state before it and ends the run; skip skips and counts it",
         choices=_ON_NAN,
         changes="later",
+    )
+    compiler_options: tuple[str, ...] = field(
+        (),
+        "options of XLA's compiler for the run's programs, NAME=VALUE, such as "
+        "xla_tpu_scoped_vmem_limit_kib=65536 (trainer.plan --search tries some)",
+        rule=_OPTIONS,
+        changes="rounding",
     )
     deterministic: bool = field(
         True,

@@ -5,9 +5,14 @@ import os
 import pathlib
 import time
 import zlib
+from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
+
+from tasks.terminal.command_line import UserError
+from trainer.engine.sharding import replicated
 
 # Without it, the TPU's compiler divides a product whose operand is gathered or whose result is
 # scattered into windows, at half of its speed (docs/benchmarks.md). MaxText sets it, too.
@@ -16,12 +21,31 @@ _ZSTD = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard frame (RFC 8878, 3
 _CHECKED = ".checked"
 
 
-def options(mesh: Mesh) -> dict[str, str]:
-    """Returns the compiler's options for programs on `mesh`; LIBTPU_INIT_ARGS take precedence."""
-    if mesh.devices.flat[0].platform != "tpu":
-        return {}
-    given = os.environ.get("LIBTPU_INIT_ARGS", "")
-    return {name: value for name, value in _TPU_OPTIONS.items() if name not in given}
+def options(mesh: Mesh, given: Iterable[str] = ()) -> dict[str, str]:
+    """Returns the compiler's options for programs on `mesh`, by name.
+
+    `given` (NAME=VALUE) take precedence over LIBTPU_INIT_ARGS, and these over our own.
+    """
+    own = {}
+    if mesh.devices.flat[0].platform == "tpu":
+        set_already = os.environ.get("LIBTPU_INIT_ARGS", "")
+        own = {name: value for name, value in _TPU_OPTIONS.items() if name not in set_already}
+    return {**own, **dict(each.split("=", 1) for each in given)}
+
+
+def check_options(mesh: Mesh, given: Iterable[str]) -> None:
+    """Raises UserError for an option that the compiler for `mesh` refuses."""
+    for each in given:
+        nothing = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
+        compiled = jax.jit(lambda x: x, compiler_options=options(mesh, [each])).lower(nothing)
+        try:
+            compiled.compile()
+        except jax.errors.JaxRuntimeError as error:
+            reason = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
+            platform = mesh.devices.flat[0].platform
+            raise UserError(
+                f"--compiler_options={each}: the compiler for {platform} refuses it: {reason}"
+            ) from error
 
 
 def enable() -> None:

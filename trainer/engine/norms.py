@@ -35,7 +35,7 @@ class Norms:
             jax.jit,
             in_shardings=shardings,
             out_shardings=replicated(mesh),
-            compiler_options=options(mesh),
+            compiler_options=options(mesh, parts.config.compiler_options),
         )
         def norms(state: TrainState, batch: Batch) -> jax.Array:
             after, gradients, updates = update(state, batch)

@@ -49,6 +49,7 @@ class Program:
             sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
         )
         self.mesh = sharding.make_mesh(config.mesh, devices)
+        compiled_programs.check_options(self.mesh, config.compiler_options)
         self.host_part = sharding.host_part(self.mesh)
         self.spec = model_spec(config.model)
         self.rules = config.mesh.rules

@@ -130,7 +130,7 @@ def make_train_step(parts: Parts) -> Callable[[TrainState, Batch], TrainState]:
         donate_argnums=0,
         in_shardings=(parts.shardings, rows(parts.mesh)),
         out_shardings=parts.shardings,
-        compiler_options=options(parts.mesh),
+        compiler_options=options(parts.mesh, parts.config.compiler_options),
     )
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         return update(state, batch)[0]
@@ -226,7 +226,7 @@ def make_evaluation_step(parts: Parts) -> Callable[[Any, Batch], Metrics]:
         jax.jit,
         in_shardings=shardings,
         out_shardings=replicated(mesh),
-        compiler_options=options(mesh),
+        compiler_options=options(mesh, config.compiler_options),
     )
     def evaluation_step(params: Any, batch: Batch) -> Metrics:
         with tracing_on(mesh, config.mesh.rules):

@@ -207,6 +207,20 @@ def with_evaluation(plan: Plan) -> Plan:
     return dataclasses.replace(plan, evaluation=dataclasses.replace(evaluated, memory=with_state))
 
 
+def module_of(compiled: Any, target: Target) -> hlo.Module:
+    """Returns the program compiled last.
+
+    Where jaxlib is older than libtpu and cannot read it, the text is libtpu's own, which has the
+    same operations without XLA's estimates.
+    """
+    try:
+        return hlo.parse(compiled.as_text())
+    except jax.errors.JaxRuntimeError:
+        if text := target.schedules and target.schedules.program():
+            return hlo.parse(text)
+        raise
+
+
 def _batch(subject: Subject, program: Program, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     sharding = rows(program.mesh)
     return {
@@ -244,7 +258,7 @@ def _compiled(
                 f"{size / 1e9:,.1f} GB a device for activations and gradients alone", size
             ) from error
         raise UserError(f"the compiler for {target.name} gives up: {first}") from error
-    module = hlo.parse(compiled.as_text())
+    module = module_of(compiled, target)
     times = None
     if target.chip:
         places = [place_of(device) for device in program.mesh.devices.flat]

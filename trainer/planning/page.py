@@ -111,13 +111,16 @@ def _tables(train: Compiled) -> tuple[str, str]:
     if train.timing is None:
         return held, ""
     timing, step = train.timing, train.timing.step or 1.0
+    both = [
+        (part, timing.seconds[part], timing.estimated.get(part, 0.0)) for part in timing.seconds
+    ]
     times = [
-        (part, f"{value * 1e3:,.2f}", f"{value / step:.1%}", f"{timing.estimated[part] * 1e3:,.2f}")
-        for part, value in sorted(timing.seconds.items(), key=lambda each: -each[1])
-        if value or timing.estimated[part]
+        (part, f"{value * 1e3:,.2f}", f"{value / step:.1%}", f"{estimate * 1e3:,.2f}")
+        for part, value, estimate in sorted(both, key=lambda each: -each[1])
+        if value or estimate
     ]
     times.append(("all", f"{step * 1e3:,.2f}", "100.0%", f"{timing.estimated_step * 1e3:,.2f}"))
-    shown = 4 if timing.scheduled else 3  # the GPU's compiler estimates nothing
+    shown = 4 if timing.estimated else 3
     header = ("time of a step", "ms", "share", "XLA's estimate")
     return held, table(header[:shown], [row[:shown] for row in times])
 

@@ -8,6 +8,7 @@ not include waiting for memory or links.
 import dataclasses
 import glob
 import os
+import pathlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,11 +26,12 @@ _BODY_TEXT = re.compile(r'"body":"([^"]*)"')
 _DUMPED = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
 _ADDRESS = re.compile(r"\s*(?:0x)?([0-9a-f]+)\s.*?:\s")
 _REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
-_JUMP = re.compile(r"sbr\.rel \(!?(%\w+)\).*?= \$region(\d+)")
+_JUMP = re.compile(r"sbr\.rel \((!?)(%\w+)\).*?= \$region(\d+)")
 _EXIT = re.compile(
     r"(%\w+) = scmp\.ge\.s32\.totalorder (?:\(!?%\w+\), )?%\w+, (\d+) /\* loop exit test"
 )
-_AT_INDEX = re.compile(r"(%\w+) = scmp\.(?:eq|ne)\.s32\.totalorder (?:\(!?%\w+\), )?%\w+, \d+\b")
+_COMPARED = re.compile(r"(%\w+) = scmp\.(eq|ne)\.s32\.totalorder (?:\(!?%\w+\), )?(%\w+), \d+\b")
+_INDEX = re.compile(r"(%\w+) = [^;}]*iteration index")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?[\w.\-]+")
 _STAGE = re.compile(r"stage = (\d+)")
 
@@ -61,7 +63,7 @@ class Bundles:
     """The structure of a schedule; addresses count bundles.
 
     `loops` are (first, last address) -> runs, or None if the limit is not a constant. `skips` are
-    (first, last address) -> whether they are skipped at one index of a loop, or except at one.
+    (first, last address) -> whether they are skipped at all indices of the grid but one.
     `pipelined` are the addresses that mention a stage of the grid's pipeline, which has `stages`.
     """
 
@@ -76,9 +78,10 @@ class Bundles:
         """Parses the text of a file of final bundles."""
         address, stages = -1, 0
         first: dict[str, int] = {}  # region -> its first address
-        jumps: list[tuple[int, str, str]] = []  # (address, condition, region)
+        jumps: list[tuple[int, str, str, str]] = []  # (address, negation, condition, region)
         limits: dict[str, int] = {}  # condition that ends a loop -> the loop's limit
-        indices: set[str] = set()  # conditions that compare with a constant
+        indices: set[str] = set()  # registers with an index of the grid
+        compared: dict[str, tuple[str, str]] = {}  # condition -> (eq or ne, register)
         pipelined: set[int] = set()
         for line in text.splitlines():
             found = _ADDRESS.match(line)
@@ -91,10 +94,20 @@ class Bundles:
                 stages = max(stages, int(stage))
             jumps += [(address, *jump) for jump in _JUMP.findall(line)]
             limits |= {condition: int(limit) for condition, limit in _EXIT.findall(line)}
-            indices.update(_AT_INDEX.findall(line))
-        targets = [(a, c, first[region]) for a, c, region in jumps if region in first]
-        loops = {(start, a): limits.get(c) for a, c, start in targets if start <= a}
-        skips = {(a + 1, end - 1): c in indices for a, c, end in targets if end > a}
+            indices.update(_INDEX.findall(line))
+            compared |= {condition: rest for condition, *rest in _COMPARED.findall(line)}
+        targets = [
+            (at, no, when, first[region]) for at, no, when, region in jumps if region in first
+        ]
+        loops = {(start, at): limits.get(when) for at, _, when, start in targets if start <= at}
+        skips = {}
+        for at, no, when, end in targets:
+            comparison, register = compared.get(when, ("", ""))
+            # The jump leaves the part out where its condition holds.
+            if end > at:
+                skips[at + 1, end - 1] = register in indices and comparison == (
+                    "eq" if no else "ne"
+                )
         return cls(address + 1, dict(sorted(loops.items())), skips, frozenset(pipelined), stages)
 
     def fusion_cycles(self) -> int:
@@ -191,6 +204,12 @@ class Schedules:
             {name: found[name].kernel_schedule() for name in found if name in kernels},
             {name: found[name].fusion_cycles() for name in found if name not in kernels},
         )
+
+    def program(self) -> str | None:
+        """Returns the text of the last compiled program as libtpu wrote it; None if it did not."""
+        pattern = os.path.join(glob.escape(self._folder.name), "*-TLP-hlo.txt")
+        paths = sorted(glob.glob(pattern), key=os.path.getmtime)
+        return pathlib.Path(paths[-1]).read_text() if paths else None
 
     def _files(self) -> dict[str, str]:
         """Returns the newest file of each operation, by its name."""

@@ -1,4 +1,4 @@
-"""Tries ways to run a model on its devices: meshes, microbatches, rematerialisation, scanning."""
+"""Tries ways to run a model on its devices: meshes, microbatches, remat, scans, compilers."""
 
 import contextlib
 import dataclasses
@@ -25,8 +25,22 @@ _MICROBATCHES = (2, 4, 8, 16)
 # Largest share of memory for the state; a larger one leaves too little for activations.
 _STATE_SHARE = 0.6
 _EVALUATED = "evaluation.batch_size"
-_PATHS = ("mesh.data", "mesh.fsdp", "mesh.tensor", "microbatches", "model.remat", _EVALUATED)
+_COMPILER = "compiler_options"
+_PATHS = (
+    *("mesh.data", "mesh.fsdp", "mesh.tensor", "microbatches", "model.remat"),
+    *(_EVALUATED, _COMPILER),
+)
 _SCAN = "model.scan_layers"
+# Options of the compiler that the best attempt is compiled with, each in turn, by platform.
+# Source: MaxText, `benchmarks/xla_flags_library.py`, and JAX's page of GPU performance tips.
+_OPTIONS = {
+    "tpu": (
+        "xla_tpu_scoped_vmem_limit_kib=65536",
+        "xla_tpu_scoped_vmem_limit_kib=32768",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true",
+    ),
+    "gpu": ("xla_gpu_enable_latency_hiding_scheduler=true",),
+}
 
 Values = dict[str, Any]
 
@@ -168,6 +182,11 @@ def _attempts(
         # Unrolled layers take longer to compile and often run faster.
         attempt = _attempt(asked, target, {**best.values, _SCAN: False})
         if attempt:
+            yield attempt
+            best = min(best, attempt, key=lambda each: each.rank)
+    given = asked.config.compiler_options
+    for option in _OPTIONS.get(target.devices[0].platform, ()) if best else ():
+        if attempt := _attempt(asked, target, {**best.values, _COMPILER: (*given, option)}):
             yield attempt
 
 

@@ -15,6 +15,7 @@ that stay in the L2 cache count like all others.
 
 import collections
 import dataclasses
+import itertools
 
 from trainer.engine.hardware import peak_flops
 from trainer.planning import parts
@@ -65,9 +66,9 @@ class Timing:
     """The time of a step.
 
     `seconds` and, by XLA's own estimates of its fusions, `estimated` are by part of
-    `trainer.planning.parts`. `unread` counts products and kernels without a schedule, which are
-    booked by their bytes and operations alone. `scheduled` is False on a GPU, which has neither
-    schedules nor estimates.
+    `trainer.planning.parts`; `estimated` is empty if the program has no estimates. `unread` counts
+    products and kernels without a schedule, which are booked by their bytes and operations alone.
+    `scheduled` is False on a GPU, which has no schedules.
     """
 
     seconds: dict[str, float]
@@ -115,7 +116,9 @@ def timing(
     walk.run(module.entry, 1)
     found = list(walk.kernels.values())
     schedules = not isinstance(chip, Gpu)
-    return Timing(walk.seconds, walk.estimated, walk.collectives, found, walk.unread, schedules)
+    every = itertools.chain.from_iterable(module.computations.values())
+    estimated = walk.estimated if any(each.cycles for each in every) else {}
+    return Timing(walk.seconds, estimated, walk.collectives, found, walk.unread, schedules)
 
 
 @dataclasses.dataclass

@@ -64,3 +64,4 @@ def test_only_tpus_are_told_not_to_divide_products(platform, flags, given, monke
     assert (name in compiled_programs.options(mesh)) == given
     monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{name}=5")
     assert compiled_programs.options(mesh) == {}
+    assert compiled_programs.options(mesh, [f"{name}=6"]) == {name: "6"}

@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.experimental import pallas as pl
 
 from trainer.model.fused_attention import fused_attention
@@ -44,7 +45,7 @@ def loop(number, body, limit):
 def test_loops_multiply_and_conditional_parts_count_once_a_group():
     text = bundles(
         "/* Start region 1 */ /* iteration index, stage = 1 */",
-        "%p4 = scmp.ne.s32.totalorder %s7, 0",
+        "%p4 = scmp.ne.s32.totalorder %s7, 0 ;; %s7 = sphi %s8 /* iteration index, stage = 1 */",
         "%4 = sbr.rel (%p4) target = $region60",
         150,
         "/* Start/End empty region 60 */",
@@ -62,6 +63,32 @@ def test_loops_multiply_and_conditional_parts_count_once_a_group():
     # A layout that visits a quarter of the tiles of a causal mask.
     assert schedule.inner == 52
     assert schedule.cycles(1, 1, visited=0.25) == schedule.step - 0.75 * 52 + 150
+
+
+@pytest.mark.parametrize(
+    ("register", "comparison", "negation", "once"),
+    [
+        ("%s7", "ne", "", 150),  # pl.when(index == 0)
+        ("%s7", "eq", "!", 150),
+        ("%s7", "eq", "", 0),  # pl.when(index != 0)
+        ("%s7", "ne", "!", 0),
+        ("%s8", "ne", "", 0),  # pl.when(index % 2 == 0)
+        ("%s7", "lt", "", 0),  # pl.when(index >= 1)
+    ],
+)
+def test_what_runs_at_one_index_of_the_grid_counts_once(register, comparison, negation, once):
+    text = bundles(
+        "%s7 = sphi %s5 /* iteration index, stage = 1 */ /* Start region 1 */",
+        "%s8 = sand.u32 1, %s7",
+        f"%p4 = scmp.{comparison}.s32.totalorder {register}, 0",
+        f"%4 = sbr.rel ({negation}%p4) target = $region60",
+        150,
+        "/* Start/End empty region 60 */",
+        "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
+        "%8 = sbr.rel (!%p2) target = $region1",
+    )
+    schedule = Bundles.parse(text).kernel_schedule()
+    assert (schedule.once, schedule.step) == (once, 157 - once)
 
 
 def test_loops_over_tiles_are_work_of_every_step():
