@@ -7,6 +7,9 @@ import pathlib
 from tasks.terminal.command import Command
 
 GROUPS: dict[str, dict[str, str]] = {
+    "all stages": {
+        "run": "palimpsest.run",
+    },
     "vocabularies": {
         "vocab train": "vocab.train",
         "vocab train_tokenizer": "vocab.train_tokenizer",

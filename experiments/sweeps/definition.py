@@ -4,11 +4,12 @@ import dataclasses
 import itertools
 import pathlib
 import string
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tasks.terminal import toml_flags
 from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.toml_flags import as_text, flat
 
 FILES = pathlib.Path(__file__).parents[1] / "files"
 OUTPUT = "output"
@@ -90,14 +91,7 @@ def read(name: str) -> Sweep:
                 f"there is no experiment {name}{nearest(name, known)}: give a .toml file or one of "
                 f"{', '.join(known)}"
             )
-    try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{path} is a folder, not a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}") from error
+    value = toml_flags.read(path)
     try:
         return checked(_parsed(path.stem, value))
     except UserError as error:
@@ -114,7 +108,7 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
     # Keep the order of the file.
     for key in value:
         if key == "axes":
-            for axis, values in _flat(tables[key]).items():
+            for axis, values in flat(tables[key]).items():
                 if not isinstance(values, list):
                     raise UserError(f"axes.{axis} must be a list of values")
                 axes.append(
@@ -160,7 +154,7 @@ def _choices(name: str, labels: Any, tune: str) -> Axis:
         raise UserError(f"choices.{name} must have a table of fields for each label")
     choices = []
     for label, table in labels.items():
-        settings = _flat(table)
+        settings = flat(table)
         # The values in a list for the tuned axis are tried one by one.
         tries = settings.pop(tune) if isinstance(settings.get(tune), list) else []
         texts = {field: as_text(value) for field, value in settings.items()}
@@ -168,24 +162,8 @@ def _choices(name: str, labels: Any, tune: str) -> Axis:
     return Axis(name, tuple(choices))
 
 
-def _flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns dotted path -> value; TOML reads optimizer.name = … as a nested table."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        inner = f"{path}.{name}" if path else name
-        found |= _flat(value, inner) if isinstance(value, dict) else {inner: value}
-    return found
-
-
 def _texts(table: Mapping[str, Any]) -> dict[str, str]:
-    return {name: as_text(value) for name, value in _flat(table).items()}
-
-
-def as_text(value: Any) -> str:
-    """Returns a TOML value as it would be typed on a command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(as_text, value)) if isinstance(value, list) else str(value)
+    return {name: as_text(value) for name, value in flat(table).items()}
 
 
 def is_number(text: str) -> bool:

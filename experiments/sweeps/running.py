@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from experiments.sweeps import cells
 from experiments.sweeps.cells import Cell
 from tasks.storage import files
+from tasks.terminal import child
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 
 LOG = "log.txt"
@@ -21,7 +22,6 @@ _POLL_SECONDS = 0.1
 # How long a stopped run may take to save its state before it is killed.
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
-_CHILD = "from experiments.sweeps import child; child.main()"
 # Signals from outside; others, such as SIGSEGV, mean that the run failed.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -51,7 +51,7 @@ class _Process:
         self._log = log
         with open(log, "ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(os.getpid()), sys.executable, "-m", *command],
+                child.command(*command[:1], command[1:]),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

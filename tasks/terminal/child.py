@@ -6,9 +6,26 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 _WATCH_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
+_PROGRAM = "from tasks.terminal import child; child.become()"
+
+
+def command(module: str, words: Sequence[str]) -> list[str]:
+    """Returns a command line for `subprocess` that runs a module and ends with this process."""
+    return [sys.executable, "-c", _PROGRAM, str(os.getpid()), sys.executable, "-m", module, *words]
+
+
+def become() -> None:
+    """Runs the program in a command line of parent process id, program and arguments."""
+    parent, *program = sys.argv[1:]
+    if sys.platform == "linux":
+        _end_with_parent()  # survives execv
+        if os.getppid() != int(parent):  # the parent ended before the call
+            sys.exit(1)
+    os.execv(program[0], program)
 
 
 def end_with(parent: int) -> None:
@@ -27,9 +44,12 @@ def end_at_once_with(parent: int) -> None:
 
     It ends at once, even while a library holds the interpreter lock. The thread that started it
     counts as the parent, so it must be the main thread.
-
-    Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_with_parent()
     end_with(parent)  # also if the parent has ended before
+
+
+def _end_with_parent() -> None:
+    # Source: prctl(2), PR_SET_PDEATHSIG.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -34,6 +34,11 @@ def changes(path: str) -> Changes:
     return found
 
 
+def may_change(path: str) -> bool:
+    """Returns whether a resumed run usually accepts another value of the field at `path`."""
+    return changes(path) in _HARMLESS
+
+
 def changes_in(path: str, *configs: Config) -> tuple[Changes, str]:
     """Returns what a different value of the field at `path` changes in runs with these settings.
 

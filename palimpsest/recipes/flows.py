@@ -1,0 +1,240 @@
+"""What flows between the stages of a recipe: corpora, folders, tasks and lengths."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tasks import registry
+from tasks.objectives import Lengths
+from tasks.storage import files
+from tasks.task import OBJECTIVES
+from tasks.terminal.command_line import UserError, nearest
+
+Flags = dict[str, tuple[str, ...]]
+# Keys that are no flags: which corpora a stage reads, and which of a kind's commands it is.
+CORPORA, COMMAND = "corpora", "command"
+OF_RECIPE = (CORPORA, COMMAND)
+_WEIGHT = "weight"
+# Flags that decide where a stage's output is.
+_PLACES = ("task", "name", "cache_dir", "model_dir", "output")
+_REFERENCE = re.compile(r"\{([a-z]+(?:\.[A-Za-z0-9_-]+)?)\}")
+
+
+class Kind(NamedTuple):
+    """A kind of stage: the command that it is, and others that it may be."""
+
+    command: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        return (self.command, *self.others)
+
+
+# In the order in which they run, except that evaluations and exports follow what they read.
+KINDS: Mapping[str, Kind] = {
+    "dedup": Kind("dedup"),
+    "vocabulary": Kind("vocab train", ("vocab train_tokenizer",)),
+    "cache": Kind("build"),
+    "pretrain": Kind("pretrain"),
+    "finetune": Kind("finetune"),
+    "evaluate": Kind("evaluate"),
+    "report": Kind("report"),
+    "export": Kind("export", ("export_t5x",)),
+}
+# Kinds whose stages always have a name, as in [cache.NAME].
+NAMED = ("cache", "finetune")
+_READS_MODEL = ("evaluate", "report", "export")
+_MODEL = "pretrain"
+
+
+def order(names: Iterable[str]) -> list[str]:
+    """Returns stages in the order in which they run: what reads a model follows its training."""
+    names = list(names)
+    kinds = list(KINDS)
+
+    def rank(name: str) -> tuple[int, int, int]:
+        kind, _, of = name.partition(".")
+        trained = f"finetune.{of}"
+        if kind not in _READS_MODEL or trained not in names:
+            later = kind == "finetune"
+            return (kinds.index("finetune") if later else 0, kinds.index(kind), names.index(name))
+        return (kinds.index("finetune"), names.index(trained), kinds.index(kind))
+
+    ordered = sorted(names, key=rank)
+    return ordered
+
+
+@dataclasses.dataclass(frozen=True)
+class Flowing:
+    """The tables of a recipe: `folder` holds what its stages make; `given` is keys by stage."""
+
+    folder: str
+    corpora: Mapping[str, Mapping[str, Any]]
+    given: Mapping[str, Mapping[str, Any]]
+
+    def flags(self, name: str, typed: Flags, needs: list[str]) -> Flags:
+        """Returns a stage's flags: those that flow to it, and those `typed`, which win.
+
+        Adds the names of the stages that it reads to `needs`.
+        """
+        kind, _, of = name.partition(".")
+        flowing = getattr(self, f"_{kind}")(of, typed)
+        found = {flag: texts for flag, texts in {**flowing, **typed}.items() if any(texts)}
+        if kind in ("pretrain", "finetune"):
+            read = [each.partition("=")[0] for each in found.get("task", ("",))[0].split(",")]
+            needs += [f"cache.{each}" for each in self._caches() if self._task_of(each) in read]
+        return {flag: tuple(self._filled(each, needs) for each in found[flag]) for flag in found}
+
+    def made_by(self, name: str, flags: Mapping[str, tuple[str, ...]]) -> str:
+        """Returns the file or folder that a stage with these flags makes."""
+        kind = name.partition(".")[0]
+        if kind == "cache":
+            task = _own_task(flags["task"][0], flags.get("name", ("",))[0])
+            return files.join(flags["cache_dir"][0], task)
+        if kind in ("pretrain", "finetune"):
+            return flags["model_dir"][0]
+        if kind == "evaluate" and "output" not in flags:
+            return files.join(flags["model_dir"][0], "evaluation.json")
+        return flags["output"][0]
+
+    def _filled(self, text: str, needs: list[str]) -> str:
+        """Returns a text with the outputs of the stages that it names; adds these to `needs`."""
+
+        def output(found: re.Match[str]) -> str:
+            name = found[1]
+            if name.partition(".")[0] not in KINDS:
+                return found[0]  # {language}, or a column of a template
+            if name not in self.given:
+                raise UserError(f"{found[0]}: there is no stage {name}{nearest(name, self.given)}")
+            needs.append(name)
+            own = {key: (str(self.given[name][key]),) for key in _PLACES if key in self.given[name]}
+            return self.made_by(name, self.flags(name, own, []))
+
+        return _REFERENCE.sub(output, text)
+
+    def _place(self, *parts: str) -> str:
+        return files.join(self.folder, *parts)
+
+    def _specs(self, name: str, typed: Flags) -> Flags:
+        """Returns --corpus and --languages of the corpora that a stage reads."""
+        given = self.given[name].get(CORPORA, list(self.corpora))
+        chosen = [given] if isinstance(given, str) else given
+        for each in chosen:
+            if each not in self.corpora:
+                raise UserError(f"{CORPORA}: there is no [corpus.{each}]")
+        if "corpus" in typed or not chosen:
+            return {}
+        found: Flags = {"corpus": (), "languages": ()}
+        for each in chosen:
+            table = dict(self.corpora[each])
+            spec, languages = table.pop("corpus", None), table.pop("languages", ())
+            table.pop(_WEIGHT, None)
+            if not isinstance(spec, str) or table:
+                raise UserError(
+                    f"[corpus.{each}] has the keys corpus (a SPEC), languages and {_WEIGHT}"
+                    + "".join(f"; unknown: {key}" for key in table)
+                )
+            found["corpus"] += (spec if len(chosen) == 1 else f"{each}={spec}",)
+            if languages:
+                found["languages"] = (
+                    ",".join(languages if isinstance(languages, list) else [languages]),
+                )
+        return found
+
+    def _dedup(self, of: str, typed: Flags) -> Flags:
+        return {**self._specs("dedup", typed), "output": (self._place("duplicates"),)}
+
+    def _vocabulary(self, of: str, typed: Flags) -> Flags:
+        found = self._specs("vocabulary", typed)
+        chosen = self.given["vocabulary"].get(CORPORA, list(self.corpora))
+        weights = {name: self.corpora[name].get(_WEIGHT) for name in chosen}
+        if found and any(weights.values()):
+            found["weights"] = (",".join(f"{name}={each or 1}" for name, each in weights.items()),)
+        return {**found, "output": (self._place("vocabulary"),)}
+
+    def _cache(self, of: str, typed: Flags) -> Flags:
+        found: Flags = self._specs(f"cache.{of}", typed)
+        task = typed.get("task", ("",))[0]
+        own = bool(found or "corpus" in typed) and task in OBJECTIVES
+        if own:
+            found["name"] = (of,)
+        if "vocabulary" in self.given:
+            found["vocabulary"] = ("{vocabulary}",)
+        if "dedup" in self.given and found.get("corpus"):
+            found["exclude"] = ("{dedup}/exclude.arrow",)
+        name = typed.get("name", (of if own else "",))[0]
+        if row_tokens := self._row_tokens(_own_task(task, name), typed):
+            found["row_tokens"] = (str(row_tokens),)
+        return {"task": (task,), **found, "cache_dir": (self._place("cache"),)}
+
+    def _row_tokens(self, task: str, typed: Flags) -> int | None:
+        """Returns the window of the run that trains on a cache, if the recipe sets its lengths."""
+        lengths = self._keys(_MODEL, "lengths.inputs", "lengths.targets")
+        if not any(lengths) or task not in self._tasks_of_run() or not registry.find(task):
+            return None
+        found = registry.get(task)
+        own = (found.lengths.inputs, found.lengths.targets)
+        inputs, targets = (
+            default if each is None else int(each)
+            for each, default in zip(lengths, own, strict=True)
+        )
+        return found.objective.window_tokens(Lengths(inputs, targets))
+
+    def _keys(self, name: str, *keys: str) -> list[Any]:
+        return [self.given.get(name, {}).get(key) for key in keys]
+
+    def _task_of(self, of: str) -> str:
+        """Returns the task of [cache.NAME]."""
+        table = self.given[f"cache.{of}"]
+        own = "corpus" in table or (self.corpora and table.get(CORPORA) != [])
+        task = str(table.get("task", ""))
+        default = of if own and task in OBJECTIVES else ""
+        return _own_task(task, str(table.get("name", default)))
+
+    def _caches(self) -> list[str]:
+        return [name.partition(".")[2] for name in self.given if name.startswith("cache.")]
+
+    def _tasks_of_run(self) -> list[str]:
+        """Returns the tasks that [pretrain] reads: its own, or those that no [finetune] reads."""
+        if (own := self._keys(_MODEL, "task")[0]) is not None:
+            return [each.partition("=")[0] for each in str(own).split(",")]
+        tuned = {name.partition(".")[2] for name in self.given if name.startswith("finetune.")}
+        return [self._task_of(each) for each in self._caches() if each not in tuned]
+
+    def _trained(self, tasks: list[str], folder: str) -> Flags:
+        found: Flags = {"task": (",".join(tasks),)}
+        if self._caches():
+            found["cache_dir"] = (self._place("cache"),)
+        return {**found, "model_dir": (self._place(folder),)}
+
+    def _pretrain(self, of: str, typed: Flags) -> Flags:
+        return self._trained(self._tasks_of_run(), "model")
+
+    def _finetune(self, of: str, typed: Flags) -> Flags:
+        tasks = [self._task_of(of)] if of in self._caches() else []
+        found = self._trained(tasks, f"finetune/{of}")
+        if _MODEL in self.given:
+            found["init_from"] = (f"{{{_MODEL}}}",)
+        return found
+
+    def _model(self, of: str) -> str:
+        """Returns the model of a stage called NAME: of [finetune.NAME], else of [pretrain]."""
+        name = f"finetune.{of}" if f"finetune.{of}" in self.given else _MODEL
+        return f"{{{name}}}" if name in self.given else ""
+
+    def _evaluate(self, of: str, typed: Flags) -> Flags:
+        return {"model_dir": (self._model(of),)}
+
+    def _report(self, of: str, typed: Flags) -> Flags:
+        return {"model_dir": (self._model(of),), "output": (f"{self._model(of)}/report.html",)}
+
+    def _export(self, of: str, typed: Flags) -> Flags:
+        place = self._place(f"export/{of}" if of else "export")
+        return {"model_dir": (self._model(of),), "output": (place,)}
+
+
+def _own_task(task: str, name: str) -> str:
+    """Returns the name of a task everywhere: NAME_OBJECTIVE for a corpus of one's own."""
+    return f"{name}_{task}" if name else task

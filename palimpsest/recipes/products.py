@@ -1,0 +1,96 @@
+"""What stages made, as hashes that depend on nothing but the recipe and its corpora."""
+
+import collections
+import hashlib
+from typing import Any
+
+from palimpsest.recipes.recipe import Stage
+from tasks.cache import language_set
+from tasks.cache.manifest import MANIFEST, CacheManifest
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY_FILES
+
+_COUNTED = ("documents", "tokens", "rows", "text_bytes")
+_EXPORTED = (".safetensors", ".json", ".model")
+# Written by an export beside the model, with times or paths.
+_NOT_HASHED = ("conversion.json",)
+
+Product = dict[str, Any]
+
+
+def product(stage: Stage) -> Product | None:
+    """Returns what a stage made, as hashes and figures by name; None if it is not whole."""
+    kind = stage.kind
+    try:
+        found: Product | None = globals()[f"_{kind}"](stage.output)
+    except (UserError, FileNotFoundError, KeyError, TypeError):
+        return None
+    return found
+
+
+def _dedup(output: str) -> Product:
+    return {"exclude.arrow": files.sha256(files.join(output, "exclude.arrow"))}
+
+
+def _vocabulary(output: str) -> Product | None:
+    if not files.exists(files.join(output, MANIFEST)):
+        return None
+    return {
+        name: files.sha256(path)
+        for name in VOCABULARY_FILES
+        if files.exists(path := files.join(output, name))
+    }
+
+
+def _cache(output: str) -> Product:
+    cache_dir, _, task = output.rpartition("/")
+    languages = language_set.languages(cache_dir, task)
+    tasks = [language_set.cache_of(task, each) for each in languages] or [task]
+    return {each: _of_cache(files.join(cache_dir, each)) for each in tasks}
+
+
+def _of_cache(folder: str) -> dict[str, Any]:
+    """Returns a cache's counts, and one hash of all its files with rows, index and lineage."""
+    manifest = CacheManifest.load(folder)
+    shards = [shard for split in sorted(manifest.splits) for shard in manifest.splits[split]]
+    written = (f"{name} {shard.files[name].sha256}" for shard in shards for name in shard.files)
+    dropped = collections.Counter[str]()
+    for shard in shards:
+        dropped.update(shard.dropped)
+    counted = {name: sum(getattr(each, name) for each in shards) for name in _COUNTED}
+    return {"sha256": _hash(sorted(written)), **counted, "dropped": dict(sorted(dropped.items()))}
+
+
+def _pretrain(output: str) -> Product | None:
+    from trainer.checkpoints import metadata
+
+    step, described = metadata.newest(output)
+    if not step:
+        return None
+    sums = described[metadata.CHECKSUMS]
+    return {"step": step, "sha256": _hash(f"{name} {sums[name]}" for name in sorted(sums))}
+
+
+_finetune = _pretrain
+
+
+def _evaluate(output: str) -> Product:
+    return {"metrics": files.read_json(output)}
+
+
+def _report(output: str) -> Product | None:
+    return {} if files.exists(output) else None
+
+
+def _export(output: str) -> Product | None:
+    names = [name for name in files.list_names(output) if name.endswith(_EXPORTED)]
+    return {
+        name: files.sha256(files.join(output, name))
+        for name in sorted(names)
+        if name not in _NOT_HASHED
+    } or None
+
+
+def _hash(lines: Any) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,178 @@
+"""A recipe: a TOML file whose tables are stages, and whose keys are the flags of their commands.
+
+What one stage decides flows to the others: its folder, its task, its lengths and its corpora, unless
+a key says otherwise. A value may name another stage's output as {pretrain} or {finetune.NAME}.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from palimpsest.commands import COMMANDS, command
+from palimpsest.recipes import flows
+from palimpsest.recipes.flows import KINDS, Flags
+from tasks.terminal import toml_flags
+from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.flags import flags_of, parse
+
+_HEAD = "recipe"
+_CORPUS = "corpus"
+_TABLES = (_HEAD, _CORPUS, *KINDS)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage of a recipe.
+
+    Attributes:
+      name: name of its table, such as "cache.docs".
+      command: its command's name, such as "vocab train".
+      flags: flag -> its texts, several for a flag that is given several times.
+      output: file or folder that the stage makes.
+      needs: names of the stages whose outputs it reads.
+    """
+
+    name: str
+    command: str
+    flags: Mapping[str, tuple[str, ...]]
+    output: str
+    needs: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the command's line after its name."""
+        return [f"--{flag}={text}" for flag, texts in self.flags.items() for text in texts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The stages of a recipe in the order in which they run; `folder` holds what they make."""
+
+    path: pathlib.Path
+    folder: str
+    stages: tuple[Stage, ...]
+
+    def stage(self, name: str, flag: str) -> Stage:
+        """Returns the stage of this name; raises UserError if there is none."""
+        names = [each.name for each in self.stages]
+        if name not in names:
+            raise UserError(
+                f"--{flag}={name}: {self.path} has no such stage{nearest(name, names)}; it has "
+                f"{', '.join(names)}"
+            )
+        return self.stages[names.index(name)]
+
+    def after(self, changed: Sequence[Stage]) -> list[Stage]:
+        """Returns `changed` and all stages that read their outputs, directly or not, in order."""
+        names = {each.name for each in changed}
+        for each in self.stages:  # a stage comes after those that it needs
+            if names & {*each.needs}:
+                names.add(each.name)
+        return [each for each in self.stages if each.name in names]
+
+
+def read(path: str, folder: str | None = None) -> Recipe:
+    """Reads a recipe; raises UserError if a table or key is unknown or a value is wrong.
+
+    `folder` replaces the recipe's own.
+    """
+    file = pathlib.Path(path)
+    tables = toml_flags.read(file)
+    try:
+        return _recipe(file, tables, folder)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def _recipe(path: pathlib.Path, tables: Mapping[str, Any], folder: str | None) -> Recipe:
+    for name, table in tables.items():
+        if name not in _TABLES or not isinstance(table, dict):
+            raise UserError(
+                f"unknown table [{name}]{nearest(name, _TABLES)}; known: {', '.join(_TABLES)}"
+            )
+    head = _head(tables.get(_HEAD, {}))
+    folder = (folder or head.get("folder") or path.stem).rstrip("/")
+    corpora = {
+        name: toml_flags.flat(table) for name, table in _named(_CORPUS, tables.get(_CORPUS, {}))
+    }
+    given: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        for name, table in _named(kind, tables.get(kind)):
+            given[f"{kind}.{name}" if name else kind] = toml_flags.flat(table)
+    flowing = flows.Flowing(folder, corpora, given)
+    stages = []
+    for name in flows.order(given):
+        try:
+            stages.append(_stage(name, given[name], flowing))
+        except UserError as error:
+            raise UserError(f"[{name}] {error}") from error
+    if not stages:
+        raise UserError(f"there is no stage; give one of {', '.join(KINDS)}")
+    return Recipe(path, folder, tuple(stages))
+
+
+def _head(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    known = ("folder", "title", "source")
+    for key, value in table.items():
+        if key not in known or not isinstance(value, str):
+            raise UserError(
+                f"[{_HEAD}] {key}: it has texts only, {', '.join(known)}{nearest(key, known)}"
+            )
+    return table
+
+
+def _named(kind: str, table: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the stages in a table by name; "" for the table's own keys."""
+    if table is None:
+        return
+    always = kind in (_CORPUS, *flows.NAMED)
+    groups = set() if always else {each.group for each in _flags(KINDS[kind].command)}
+    inner = {
+        name: value
+        for name, value in table.items()
+        if isinstance(value, dict) and name not in groups
+    }
+    own = {name: value for name, value in table.items() if name not in inner}
+    if always and own:
+        raise UserError(f"[{kind}] has the key {next(iter(own))}: write [{kind}.NAME]")
+    if own or not inner and not always:
+        yield "", own
+    for name, value in inner.items():
+        if not _NAME.fullmatch(name):
+            raise UserError(f"[{kind}.{name}]: a name has letters, digits, _ and - only")
+        yield name, value
+
+
+def _flags(name: str) -> tuple[Any, ...]:
+    return flags_of(command(COMMANDS[name]).flags)
+
+
+def _stage(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Stage:
+    own = dict(table)
+    kind = KINDS[name.partition(".")[0]]
+    words = own.pop(flows.COMMAND, kind.command)
+    if words not in kind.commands:
+        raise UserError(f"{flows.COMMAND}={words}: it must be one of {', '.join(kind.commands)}")
+    known = {each: flag for flag in _flags(words) for each in flag.names}
+    typed: Flags = {}
+    for key, value in own.items():
+        if key in flows.OF_RECIPE:
+            continue
+        plain = key.replace("-", "_")
+        flag = known.get(plain)
+        repeats = flag is not None and flag.field.metadata["repeated"] and isinstance(value, list)
+        texts = tuple(map(toml_flags.as_text, value if repeats else [value]))
+        typed[flag.name if flag else key] = texts
+    needs: list[str] = []
+    flags = flowing.flags(name, typed, needs)
+    made = flowing.made_by(name, flags)
+    stage = Stage(name, words, flags, made, tuple(dict.fromkeys(needs)))
+    parse(command(COMMANDS[words]).flags, stage.words)  # refuses unknown flags and wrong values
+    return stage

@@ -1,0 +1,79 @@
+"""Runs a recipe: all stages from a corpus to a model, in one file.
+
+    palimpsest run recipes/demo.toml
+    palimpsest run RECIPE.toml --show
+
+A table of the file is a stage, and its keys are the flags of the stage's command. Folders, tasks
+and lengths that one stage decides flow to the next. Run the same command to resume: finished stages
+are kept, and each of the others resumes as its command does.
+"""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import field
+from tasks.terminal.table import table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    recipe: str = field("", "the recipe, a TOML file", positional=True, metavar="RECIPE.toml")
+    folder: str | None = field(
+        None,
+        "folder for all that the stages make, local or remote; None: the recipe's, or its name",
+    )
+    show: bool = field(False, "print the stages' commands, which can be copied, and run nothing")
+    only: str | None = field(None, "run this stage alone", metavar="STAGE")
+    start: str | None = field(None, "run from this stage on", metavar="STAGE", aliases=("from",))
+    until: str | None = field(None, "run up to this stage", metavar="STAGE")
+    redo: bool = field(
+        False,
+        "remove what stages with changed keys made, and run these and all that follow from them",
+    )
+    locked: bool = field(
+        False, "refuse whatever differs from the lock file, RECIPE.lock, instead of writing it"
+    )
+
+
+def run(flags: Flags) -> int:
+    """Runs the stages that are left; returns the exit code of the first that fails."""
+    if not flags.recipe:
+        raise UserError("name a recipe, such as recipes/demo.toml")
+
+    from palimpsest.recipes import lock, recipe, running
+
+    read = recipe.read(flags.recipe, flags.folder)
+    chosen = _chosen(read, flags)
+    if flags.show:
+        for stage in chosen:
+            print(f"palimpsest {shlex.join([*stage.command.split(), *stage.words])}")
+        return 0
+    before = lock.read(read) if flags.locked else None
+    if before:
+        lock.check_stages(read, before)
+    return running.run(read, chosen, flags.redo, before)
+
+
+def _chosen(read: "recipe.Recipe", flags: Flags) -> "Sequence[recipe.Stage]":
+    stages = list(read.stages)
+    if flags.only:
+        if flags.start or flags.until:
+            raise UserError("--only is one stage: leave out --from and --until")
+        return [read.stage(flags.only, "only")]
+    first = stages.index(read.stage(flags.start, "from")) if flags.start else 0
+    last = stages.index(read.stage(flags.until, "until")) if flags.until else len(stages)
+    if first > last:
+        raise UserError(f"--from={flags.start} comes after --until={flags.until}")
+    return stages[first : last + 1]
+
+
+main = Command(Flags, run, waits=True)
+
+if __name__ == "__main__":
+    main.start()
