@@ -10,13 +10,15 @@ are kept, and each of the others resumes as its command does.
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import field
-from tasks.terminal.table import table
+
+if TYPE_CHECKING:
+    from palimpsest.recipes.recipe import Recipe, Stage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,11 @@ class Flags:
         "folder for all that the stages make, local or remote; None: the recipe's, or its name",
     )
     show: bool = field(False, "print the stages' commands, which can be copied, and run nothing")
+    rehearse: bool = field(
+        False,
+        "run all stages in two minutes in a temporary folder, on a sample and with a small model, to "
+        "find mistakes",
+    )
     only: str | None = field(None, "run this stage alone", metavar="STAGE")
     start: str | None = field(None, "run from this stage on", metavar="STAGE", aliases=("from",))
     until: str | None = field(None, "run up to this stage", metavar="STAGE")
@@ -46,8 +53,10 @@ def run(flags: Flags) -> int:
     if not flags.recipe:
         raise UserError("name a recipe, such as recipes/demo.toml")
 
-    from palimpsest.recipes import lock, recipe, running
+    from palimpsest.recipes import lock, recipe, rehearsal, running
 
+    if flags.rehearse:
+        return rehearsal.rehearse(flags.recipe, flags.folder)
     read = recipe.read(flags.recipe, flags.folder)
     chosen = _chosen(read, flags)
     if flags.show:
@@ -60,7 +69,7 @@ def run(flags: Flags) -> int:
     return running.run(read, chosen, flags.redo, before)
 
 
-def _chosen(read: "recipe.Recipe", flags: Flags) -> "Sequence[recipe.Stage]":
+def _chosen(read: "Recipe", flags: Flags) -> "Sequence[Stage]":
     stages = list(read.stages)
     if flags.only:
         if flags.start or flags.until:

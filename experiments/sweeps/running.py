@@ -6,7 +6,6 @@ import pathlib
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 

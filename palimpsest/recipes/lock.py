@@ -7,8 +7,8 @@ from importlib import metadata
 from typing import Any
 
 from palimpsest.recipes.products import Product
-from palimpsest.recipes.records import HOW
 from palimpsest.recipes.recipe import Recipe, Stage
+from palimpsest.recipes.records import HOW
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 

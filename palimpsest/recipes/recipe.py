@@ -1,9 +1,10 @@
 """A recipe: a TOML file whose tables are stages, and whose keys are the flags of their commands.
 
-What one stage decides flows to the others: its folder, its task, its lengths and its corpora, unless
-a key says otherwise. A value may name another stage's output as {pretrain} or {finetune.NAME}.
+What one stage decides flows to the others, unless a key says otherwise: its folder, task, lengths
+and corpora. A value may name another stage's output as {pretrain} or {finetune.NAME}.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -20,6 +21,7 @@ from tasks.terminal.flags import flags_of, parse
 _HEAD = "recipe"
 _CORPUS = "corpus"
 _TABLES = (_HEAD, _CORPUS, *KINDS)
+Tables = Mapping[str, dict[str, Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -84,38 +86,51 @@ def read(path: str, folder: str | None = None) -> Recipe:
     `folder` replaces the recipe's own.
     """
     file = pathlib.Path(path)
-    tables = toml_flags.read(file)
-    try:
-        return _recipe(file, tables, folder)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+    head, tables = tables_of(file)
+    return of_tables(file, tables, folder or head.get("folder") or file.stem)
 
 
-def _recipe(path: pathlib.Path, tables: Mapping[str, Any], folder: str | None) -> Recipe:
-    for name, table in tables.items():
-        if name not in _TABLES or not isinstance(table, dict):
-            raise UserError(
-                f"unknown table [{name}]{nearest(name, _TABLES)}; known: {', '.join(_TABLES)}"
-            )
-    head = _head(tables.get(_HEAD, {}))
-    folder = (folder or head.get("folder") or path.stem).rstrip("/")
+def tables_of(path: pathlib.Path) -> tuple[Mapping[str, str], Tables]:
+    """Returns the head of a recipe, and the keys and values of each corpus and stage by name."""
+    with _in(path):
+        whole = toml_flags.read(path)
+        for name, table in whole.items():
+            if name not in _TABLES or not isinstance(table, dict):
+                raise UserError(
+                    f"unknown table [{name}]{nearest(name, _TABLES)}; known: {', '.join(_TABLES)}"
+                )
+        tables = {
+            f"{kind}.{name}" if name else kind: table
+            for kind in (_CORPUS, *KINDS)
+            if kind in whole
+            for name, table in _named(kind, whole[kind])
+        }
+        return _head(whole.get(_HEAD, {})), tables
+
+
+def of_tables(path: pathlib.Path, tables: Tables, folder: str) -> Recipe:
+    """Returns the recipe with these tables; raises UserError as `read` does."""
     corpora = {
-        name: toml_flags.flat(table) for name, table in _named(_CORPUS, tables.get(_CORPUS, {}))
+        name.partition(".")[2]: table
+        for name, table in tables.items()
+        if name.startswith(f"{_CORPUS}.")
     }
-    given: dict[str, dict[str, Any]] = {}
-    for kind in KINDS:
-        for name, table in _named(kind, tables.get(kind)):
-            given[f"{kind}.{name}" if name else kind] = toml_flags.flat(table)
-    flowing = flows.Flowing(folder, corpora, given)
-    stages = []
-    for name in flows.order(given):
-        try:
-            stages.append(_stage(name, given[name], flowing))
-        except UserError as error:
-            raise UserError(f"[{name}] {error}") from error
-    if not stages:
-        raise UserError(f"there is no stage; give one of {', '.join(KINDS)}")
-    return Recipe(path, folder, tuple(stages))
+    given = {name: table for name, table in tables.items() if not name.startswith(f"{_CORPUS}.")}
+    flowing = flows.Flowing(folder.rstrip("/"), corpora, given)
+    with _in(path):
+        if not given:
+            raise UserError(f"there is no stage; give one of {', '.join(KINDS)}")
+        stages = tuple(_stage(name, given[name], flowing) for name in flows.order(given))
+    return Recipe(path, flowing.folder, stages)
+
+
+@contextlib.contextmanager
+def _in(place: object) -> Iterator[None]:
+    """Names a place in the errors of a block."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
 
 
 def _head(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,10 +143,8 @@ def _head(table: Mapping[str, Any]) -> Mapping[str, Any]:
     return table
 
 
-def _named(kind: str, table: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the stages in a table by name; "" for the table's own keys."""
-    if table is None:
-        return
+def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the flat tables in the table of a kind by name; "" has its own keys."""
     always = kind in (_CORPUS, *flows.NAMED)
     groups = set() if always else {each.group for each in _flags(KINDS[kind].command)}
     inner = {
@@ -142,12 +155,12 @@ def _named(kind: str, table: Mapping[str, Any] | None) -> Iterator[tuple[str, Ma
     own = {name: value for name, value in table.items() if name not in inner}
     if always and own:
         raise UserError(f"[{kind}] has the key {next(iter(own))}: write [{kind}.NAME]")
-    if own or not inner and not always:
-        yield "", own
+    if own or (not inner and not always):
+        yield "", toml_flags.flat(own)
     for name, value in inner.items():
         if not _NAME.fullmatch(name):
             raise UserError(f"[{kind}.{name}]: a name has letters, digits, _ and - only")
-        yield name, value
+        yield name, toml_flags.flat(value)
 
 
 def _flags(name: str) -> tuple[Any, ...]:
@@ -155,6 +168,11 @@ def _flags(name: str) -> tuple[Any, ...]:
 
 
 def _stage(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Stage:
+    with _in(f"[{name}]"):
+        return _checked(name, table, flowing)
+
+
+def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Stage:
     own = dict(table)
     kind = KINDS[name.partition(".")[0]]
     words = own.pop(flows.COMMAND, kind.command)

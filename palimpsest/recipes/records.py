@@ -1,4 +1,4 @@
-"""The record of each stage in FOLDER/.recipe: with which flags it ran, on what, and what it made."""
+"""The record of each stage in FOLDER/.recipe: its flags, what it read, and what it made."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
