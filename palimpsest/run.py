@@ -33,8 +33,8 @@ class Flags:
     show: bool = field(False, "print the stages' commands, which can be copied, and run nothing")
     rehearse: bool = field(
         False,
-        "run all stages in two minutes in a temporary folder, on a sample and with a small model, to "
-        "find mistakes",
+        "find mistakes in two minutes: run all stages in a temporary folder, on a sample and with "
+        "a small model",
     )
     only: str | None = field(None, "run this stage alone", metavar="STAGE")
     start: str | None = field(None, "run from this stage on", metavar="STAGE", aliases=("from",))

@@ -50,20 +50,16 @@ _MODEL = "pretrain"
 
 
 def order(names: Iterable[str]) -> list[str]:
-    """Returns stages in the order in which they run: what reads a model follows its training."""
-    names = list(names)
-    kinds = list(KINDS)
+    """Returns stages by kind; those of a fine-tuned model follow its training."""
+    names, kinds = list(names), list(KINDS)
 
     def rank(name: str) -> tuple[int, int, int]:
         kind, _, of = name.partition(".")
         trained = f"finetune.{of}"
-        if kind not in _READS_MODEL or trained not in names:
-            later = kind == "finetune"
-            return (kinds.index("finetune") if later else 0, kinds.index(kind), names.index(name))
-        return (kinds.index("finetune"), names.index(trained), kinds.index(kind))
+        tuned = kind in ("finetune", *_READS_MODEL) and trained in names
+        return (names.index(trained) if tuned else -1, kinds.index(kind), names.index(name))
 
-    ordered = sorted(names, key=rank)
-    return ordered
+    return sorted(names, key=rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,12 +127,15 @@ class Flowing:
             table = dict(self.corpora[each])
             spec, languages = table.pop("corpus", None), table.pop("languages", ())
             table.pop(_WEIGHT, None)
-            if not isinstance(spec, str) or table:
+            specs = spec if isinstance(spec, list) else [spec]
+            if not all(isinstance(text, str) for text in specs) or table:
                 raise UserError(
                     f"[corpus.{each}] has the keys corpus (a SPEC), languages and {_WEIGHT}"
                     + "".join(f"; unknown: {key}" for key in table)
                 )
-            found["corpus"] += (spec if len(chosen) == 1 else f"{each}={spec}",)
+            if len(chosen) > 1 and len(specs) > 1:
+                raise UserError(f"[corpus.{each}] has several SPECs: give each a [corpus.NAME]")
+            found["corpus"] += tuple(specs) if len(chosen) == 1 else (f"{each}={specs[0]}",)
             if languages:
                 found["languages"] = (
                     ",".join(languages if isinstance(languages, list) else [languages]),

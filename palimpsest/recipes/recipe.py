@@ -16,7 +16,7 @@ from palimpsest.recipes import flows
 from palimpsest.recipes.flows import KINDS, Flags
 from tasks.terminal import toml_flags
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.flags import flags_of, parse
+from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
 
 _HEAD = "recipe"
 _CORPUS = "corpus"
@@ -120,8 +120,20 @@ def of_tables(path: pathlib.Path, tables: Tables, folder: str) -> Recipe:
     with _in(path):
         if not given:
             raise UserError(f"there is no stage; give one of {', '.join(KINDS)}")
-        stages = tuple(_stage(name, given[name], flowing) for name in flows.order(given))
-    return Recipe(path, flowing.folder, stages)
+        stages = [_stage(name, given[name], flowing) for name in flows.order(given)]
+        return Recipe(path, flowing.folder, tuple(_in_order(stages)))
+
+
+def _in_order(stages: list[Stage]) -> Iterator[Stage]:
+    """Yields stages after those that they need, else in the given order."""
+    left, done = list(stages), set[str]()
+    while left:
+        ready = next((each for each in left if done >= {*each.needs}), None)
+        if ready is None:
+            raise UserError(f"{' and '.join(each.name for each in left)} need each other")
+        left.remove(ready)
+        done.add(ready.name)
+        yield ready
 
 
 @contextlib.contextmanager
@@ -190,7 +202,12 @@ def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Sta
         typed[flag.name if flag else key] = texts
     needs: list[str] = []
     flags = flowing.flags(name, typed, needs)
-    made = flowing.made_by(name, flags)
-    stage = Stage(name, words, flags, made, tuple(dict.fromkeys(needs)))
-    parse(command(COMMANDS[words]).flags, stage.words)  # refuses unknown flags and wrong values
+    output = flowing.made_by(name, flags)
+    stage = Stage(name, words, flags, output, tuple(dict.fromkeys(needs)))
+    kind_of_flags = command(COMMANDS[words]).flags
+    made(kind_of_flags, parsed := parse(kind_of_flags, stage.words))  # refuses wrong values
+    # Further flags are the runner's; there are none without one.
+    rest = [flag.path for flag in known.values() if flag.field.metadata["rest"]]
+    if rest and "runner" not in flags:
+        refuse_unknown(parsed.values[rest[0]], known)
     return stage

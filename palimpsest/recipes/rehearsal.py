@@ -1,8 +1,8 @@
 """Rehearses a recipe: all of its stages on a sample, with a small model, in a temporary folder.
 
 A corpus becomes its first documents, a vocabulary gets at most 1,000 pieces, and a model two layers
-of width 64; lengths, objectives, optimizers, metrics and exports stay. A run stops after half of its
-20 updates and is resumed.
+of width 64. Lengths, objectives, optimizers, metrics and exports stay. A run stops after half of
+its 20 updates and is resumed.
 """
 
 import contextlib

@@ -1,0 +1,305 @@
+"""Recipes: what flows between stages, what is kept and redone, the lock file, rehearsals."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from palimpsest import run
+from palimpsest.recipes import recipe, records
+from tasks.terminal.command_line import UserError
+from tests.support.processes import ROOT, launched, started
+from tests.trainer.conftest import assert_one_line
+
+TEXTS = [f"line {n} of a text about {n % 7} boats and {n % 5} seas" for n in range(400)]
+# Vocabularies and caches take seconds; the trainer's stages are in the slow tests.
+SMALL = """
+[corpus.mine]
+corpus = "text:{corpus}"
+
+[vocabulary]
+vocab_size = 120
+
+[cache.mine]
+task = "span_corruption"
+row_tokens = 64
+"""
+WHOLE = """
+[corpus.a]
+corpus = "json:a/*.jsonl?column=body"
+weight = 2
+[corpus.b]
+corpus = "parquet:b/*.parquet"
+[dedup]
+against = "json:test.jsonl"
+[vocabulary]
+alpha = 0.3
+[cache.mine]
+task = "span_corruption"
+[cache.qa]
+task = "supervised"
+corpus = "json:qa.jsonl?inputs=q&targets=a"
+[pretrain]
+preset = "t5_1_1_small"
+lengths = { inputs = 256, targets = 64 }
+[finetune.qa]
+train_steps = 100
+[evaluate]
+steps = "all"
+[evaluate.qa]
+split = "test"
+[export]
+license = "mit"
+[export.qa]
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(TEXTS))
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL.format(corpus=corpus))
+    return path
+
+
+def written(tmp_path, text):
+    path = tmp_path / "it.toml"
+    path.write_text(text)
+    return path
+
+
+def words_of(path):
+    return {stage.name: stage.words for stage in recipe.read(str(path)).stages}
+
+
+def ran(path, *flags):
+    return started("-m", "palimpsest", "run", path, f"--folder={path.parent / 'out'}", *flags)
+
+
+def test_what_a_stage_decides_flows_to_the_next(tmp_path):
+    words = words_of(written(tmp_path, WHOLE))
+    assert list(words) == [
+        *("dedup", "vocabulary", "cache.mine", "cache.qa", "pretrain", "evaluate", "export"),
+        *("finetune.qa", "evaluate.qa", "export.qa"),
+    ]
+    both = {"--corpus=a=json:a/*.jsonl?column=body", "--corpus=b=parquet:b/*.parquet"}
+    assert {*both, "--against=json:test.jsonl", "--output=it/duplicates"} == {*words["dedup"]}
+    assert {*both, "--weights=a=2,b=1", "--alpha=0.3"} < {*words["vocabulary"]}
+    # 256 inputs hold 284 tokens with 15 % of noise in spans of 3.
+    flags = {"--name=mine", "--exclude=it/duplicates/exclude.arrow", "--row_tokens=284"}
+    assert {*both, *flags, "--vocabulary=it/vocabulary"} < {*words["cache.mine"]}
+    assert "--name=qa" in words["cache.qa"]
+    assert not both & {*words["cache.qa"]}
+    assert {"--task=mine_span_corruption", "--cache_dir=it/cache"} < {*words["pretrain"]}
+    assert {"--task=qa_supervised", "--init_from=it/model"} < {*words["finetune.qa"]}
+    assert "--model_dir=it/model" in words["evaluate"]
+    assert "--model_dir=it/finetune/qa" in words["evaluate.qa"]
+    assert {"--model_dir=it/finetune/qa", "--output=it/export/qa"} == {*words["export.qa"]}
+
+
+def test_a_key_overrides_what_flows_and_a_stage_can_be_named(tmp_path):
+    text = WHOLE + '[finetune.more]\ninit_from = "{finetune.qa}"\ntask = "qa_supervised"\n'
+    text = text.replace("[vocabulary]", '[vocabulary]\noutput = "gs://bucket/words"')
+    read = recipe.read(str(written(tmp_path, text)))
+    stage = read.stage("finetune.more", "only")
+    assert "--init_from=it/finetune/qa" in stage.words
+    assert set(stage.needs) == {"cache.qa", "finetune.qa"}
+    assert "--vocabulary=gs://bucket/words" in read.stage("cache.qa", "only").words
+    after = [each.name for each in read.after([read.stage("cache.qa", "only")])]
+    assert after == ["cache.qa", "finetune.qa", "evaluate.qa", "export.qa", "finetune.more"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("[vocabulary]", "[vocabulry]", "unknown table [vocabulry] (did you mean vocabulary?)"),
+        ("alpha = 0.3", "alpa = 0.3", "[vocabulary]: unknown flag --alpa (did you mean --alpha?)"),
+        ("alpha = 0.3", 'alpha = "x"', "[vocabulary]: --alpha=x: it must be a number"),
+        ("[finetune.qa]", "[finetune]", "[finetune] has the key train_steps"),
+        ("weight = 2", "wait = 2", "unknown: wait"),
+        ("weight = 2", 'weight = 2\ncolumn = "x"', "unknown: column"),
+        ('split = "test"', 'model_dir = "{finetune.q}"', "no stage finetune.q (did you mean"),
+        ('license = "mit"', 'command = "exprt"', "must be one of export, export_t5x"),
+        ("[export.qa]", "[export.q.a]\nb = 1", "[export.q]: unknown flag --a.b"),
+        ("[corpus.a]", "[corpus.a", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_named(tmp_path, before, after, message):
+    path = written(tmp_path, WHOLE.replace(before, after, 1))
+    with pytest.raises(UserError) as error:
+        recipe.read(str(path))
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_show_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run.main([str(ROOT / "recipes" / "demo.toml"), "--show"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    commands = ["vocab train", "build", "pretrain", "evaluate", "report"]
+    assert all(map(str.startswith, shown, (f"palimpsest {each} " for each in commands)))
+    assert "--row_tokens=141" in shown[1]  # the window of 128 inputs
+    assert not list(tmp_path.iterdir())
+
+
+def test_stages_run_once_and_their_lock_says_what_they_made(small):
+    first = ran(small)
+    assert first.returncode == 0, first.stderr
+    lock = small.with_suffix(".lock")
+    found = json.loads(lock.read_text())
+    assert list(found["stages"]) == ["cache.mine", "vocabulary"]
+    (made,) = found["stages"]["cache.mine"]["made"].values()
+    assert made["documents"] == len(TEXTS)
+    assert found["stages"]["cache.mine"]["flags"]["vocabulary"] == ["{folder}/vocabulary"]
+    again = ran(small)
+    assert again.stdout.count("finished before") == 2
+    before = lock.read_bytes()
+    lock.unlink()
+    # The commands alone make the same.
+    for line in ran(small, "--show").stdout.splitlines():
+        words = line.replace(str(small.parent / "out"), str(small.parent / "other")).split()
+        assert started("-m", *words).returncode == 0
+    here = small.parent / "other" / "cache" / "mine_span_corruption"
+    there = small.parent / "out" / "cache" / "mine_span_corruption"
+    for name in ("manifest.json", "train.tfrecord-00000-of-00001"):
+        assert (here / name).read_bytes() == (there / name).read_bytes()
+    assert ran(small).returncode == 0
+    assert lock.read_bytes() == before
+
+
+def test_a_changed_key_asks_before_anything_is_removed(small):
+    assert ran(small).returncode == 0
+    lock = small.with_suffix(".lock")
+    before = lock.read_bytes()
+    small.write_text(small.read_text().replace("row_tokens = 64", "row_tokens = 32"))
+    refused = ran(small)
+    words = ("cache.mine changed: row_tokens was 64, is 32", "--redo")
+    assert_one_line(refused.returncode, refused.stderr.splitlines()[-1], *words)
+    assert lock.read_bytes() == before
+    done = ran(small, "--redo")
+    assert done.returncode == 0, done.stderr
+    assert "vocabulary: finished before" in done.stdout
+    (made,) = json.loads(lock.read_text())["stages"]["cache.mine"]["made"].values()
+    assert (
+        made["rows"]
+        > json.loads(before)["stages"]["cache.mine"]["made"]["mine_span_corruption"]["rows"]
+    )
+    # The stage that a removed one is made from counts as well.
+    small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
+    refused = ran(small)
+    assert "vocabulary (" in refused.stderr
+    assert "cache.mine (" in refused.stderr
+    # Harmless flags go on.
+    small.write_text(small.read_text().replace("vocab_size = 110", "vocab_size = 120\nworkers = 2"))
+    assert ran(small).returncode == 0
+
+
+def test_a_lock_refuses_other_flags_software_and_results(small):
+    missing = ran(small, "--locked")
+    assert_one_line(missing.returncode, missing.stderr, "there is no", "small.lock")
+    assert ran(small).returncode == 0
+    elsewhere = started(
+        "-m", "palimpsest", "run", small, f"--folder={small.parent / 'second'}", "--locked"
+    )
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    lock = small.with_suffix(".lock")
+    good = json.loads(lock.read_text())
+    for change, words in (
+        (
+            lambda value: value["software"].update(numpy="1.0"),
+            ("other software: numpy: 1.0 there",),
+        ),
+        (
+            lambda value: value["stages"]["vocabulary"]["flags"].update(vocab_size=["99"]),
+            ("vocabulary has other flags", "vocab_size: ['99'] there, ['120'] here"),
+        ),
+        (
+            lambda value: value["stages"]["vocabulary"]["made"].update(
+                {"sentencepiece.model": "0"}
+            ),
+            ("vocabulary made something else", "sentencepiece.model: 0 there"),
+        ),
+    ):
+        changed = json.loads(json.dumps(good))
+        change(changed)
+        lock.write_text(json.dumps(changed))
+        folder = small.parent / f"third-{len(words[0])}"
+        refused = started("-m", "palimpsest", "run", small, f"--folder={folder}", "--locked")
+        assert refused.returncode == 2
+        assert all(each in refused.stderr for each in words), refused.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_recipe_ends_as_one_never_killed(small, number):
+    command = [sys.executable, "-m", "palimpsest", "run", small]
+    process = launched([*command, f"--folder={small.parent / 'out'}"])
+    time.sleep(1.5)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    done = ran(small)
+    assert done.returncode == 0, done.stderr
+    lock = small.with_suffix(".lock")
+    found = lock.read_bytes()
+    lock.unlink()
+    assert started(*command[1:], f"--folder={small.parent / 'undisturbed'}").returncode == 0
+    assert lock.read_bytes() == found
+
+
+def test_parts_of_a_recipe(small):
+    assert_one_line(*_refused(small, "--only=cache.mine"), "needs vocabulary", "run it first")
+    assert ran(small, "--until=vocabulary").returncode == 0
+    assert ran(small, "--from=cache.mine").returncode == 0
+    assert_one_line(*_refused(small, "--only=cache.mini"), "(did you mean cache.mine?)")
+    assert_one_line(*_refused(small, "--from=cache.mine", "--until=vocabulary"), "comes after")
+
+
+def _refused(path, *flags):
+    done = ran(path, *flags)
+    return done.returncode, done.stderr
+
+
+def test_a_damaged_product_is_made_again(small):
+    assert ran(small).returncode == 0
+    lock = small.with_suffix(".lock").read_bytes()
+    out = small.parent / "out"
+    (out / "cache" / "mine_span_corruption" / "manifest.json").unlink()
+    done = ran(small)
+    assert done.returncode == 0, done.stderr
+    assert "vocabulary: finished before" in done.stdout
+    assert small.with_suffix(".lock").read_bytes() == lock
+    read = recipe.read(str(small), str(out))
+    assert {each.word for each in records.states(read).values()} == {records.FINISHED}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("text:", "json:", "[corpus.mine]"),
+        ("corpus.txt", "corpse.txt", "corpse.txt"),
+        ("vocab_size = 120", "vocab_size = 5", "[vocabulary]"),
+        ("row_tokens = 64", "vocabulary = '/nowhere'", "[cache.mine]"),
+    ],
+)
+def test_a_rehearsal_finds_mistakes_in_seconds(small, before, after, words):
+    small.write_text(small.read_text().replace(before, after))
+    refused = ran(small, "--rehearse")
+    assert_one_line(refused.returncode, refused.stderr, words)
+    assert not (small.parent / "out").exists()
+
+
+def test_a_rehearsal_needs_a_folder_that_can_be_written(small):
+    (small.parent / "out").write_text("a file")
+    refused = ran(small, "--rehearse")
+    assert_one_line(refused.returncode, refused.stderr, "out", "--folder")
+
+
+@pytest.mark.slow
+def test_the_demo_is_rehearsed():
+    done = started("-m", "palimpsest", "run", "recipes/demo.toml", "--rehearse")
+    assert done.returncode == 0, done.stderr
+    assert "rehearsed recipes/demo.toml" in done.stdout
