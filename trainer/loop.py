@@ -80,7 +80,7 @@ def _train(
         kept = run.data.keep_vocabulary(config.model_dir)
         save_config(config, origins, {**run.data.record, **kept})
         changes = save_software(config.model_dir)
-        print(startup_text(run, program, step, beginning.description, changes), flush=True)
+        print(startup_text(run, origins, program, step, beginning.description, changes), flush=True)
     batches = run.data.training(step, *program.host_part, waiting=waiting)
     reports = Reports(run, program, checkpoints, writer, waiting)
     evaluate = _Evaluate(run, program, checkpoints.watch, reports, stop, unevaluated)

@@ -72,7 +72,7 @@ class RunFlags:
         "published recipe of optimizer, schedule and loss, which other flags override: "
         f"{', '.join(OPTIMIZER_PRESETS)}",
         metavar="NAME",
-        often="recipe: t5x, t5x_finetune, nanot5 or primer",
+        often="recipe, such as nanot5 or march (--help=all)",
     )
     print_config: str | None = field(
         None,

@@ -356,6 +356,36 @@ _NANOT5 = OptimizerConfig(
     clip_norm=1.0,
 )
 
+# Source: lucaslingle/mu_transformer, `configs/base.py`, for 125,000 updates, and the schedule of
+# `launch.py`; set `cooldown_steps` for a run of a different length. The rate is from the README,
+# "CLI overrides": 1.0 in `base.py` only stands for the powers of 2 that its scripts try.
+# Differences: its first moments are bfloat16.
+_MU_TRANSFORMER = OptimizerConfig(
+    name="adamw",
+    learning_rate=0.03,
+    schedule="constant * linear_warmup * linear_cooldown",
+    warmup_steps=10_000,
+    warmup_start=1e-4,
+    cooldown_steps=125_000 - 10_000,
+    final_fraction=1e-4,
+    clip_norm=1.0,
+    weight_decay=0.0,
+    beta2=0.95,
+)
+
+# Source: bri25yu/march, `config/default_training_arguments.json`. It leaves epsilon, clipping and
+# what does not decay (norms, and names with "bias") to the defaults of transformers' `Trainer`.
+# Differences: DeepSpeed's schedule for no warm-up makes its first update with a rate of 0.
+_MARCH = OptimizerConfig(
+    name="adamw",
+    learning_rate=1e-4,
+    schedule="constant",
+    clip_norm=1.0,
+    weight_decay=0.1,
+    no_weight_decay=(r"_norm/scale$", r"rel_embedding$"),
+    beta2=0.95,
+)
+
 OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = {
     # Source: T5X, `configs/runs/pretrain.gin`.
     "t5x": OptimizerConfig(),
@@ -364,13 +394,40 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = {
     "nanot5": _NANOT5,
     # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
     "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
+    "mu_transformer": _MU_TRANSFORMER,
+    "march": _MARCH,
+    # Source: yurakuratov/t5-experiments, README, "T5 Pre-training", and `run_t5_pretraining.py`:
+    # PyTorch's AdamW, which decays all tensors; the rate is constant without --lr_scheduler.
+    "t5_experiments_t5": OptimizerConfig(
+        name="adamw",
+        learning_rate=5e-5,
+        schedule="constant",
+        weight_decay=1e-5,
+        no_weight_decay=(),
+    ),
+    # Source: the defaults of `run_bert_pretraining.py` there. No page states a rate: this one is
+    # from `tests/test_bert_pretrain_train_valid.sh`, its only command for a dense BERT.
+    "t5_experiments_bert": OptimizerConfig(
+        name="adamw", learning_rate=3e-4, schedule="constant", weight_decay=0.0
+    ),
+    # Source: dumitrescustefan/t5x_models, `ro_t5x_{base,large}_pretrain.gin`: T5X's values. Its
+    # `ro_mt5x_{base,large}_pretrain.gin` continue mT5 at a learning_rate of 0.4 and 0.5.
+    "romanian_t5x": OptimizerConfig(),
 }
 
+# The loss of PyTorch and transformers: a mean over tokens, without z-loss.
+_PYTORCH = {"loss.normalizer": "num_real_target_tokens", "loss.z_loss": 0.0}
+
 # Presets' losses that differ from the default. nanoT5 clips the gradient of the mean loss; with a
-# summed loss, every update would be clipped. Mesh TensorFlow divides by all positions.
-_LOSS_OF_PRESETS = {
+# summed loss, every update would be clipped. Mesh TensorFlow and mu_transformer divide by all
+# positions.
+_LOSS_OF_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "nanot5": {"loss.normalizer": "num_real_target_tokens"},
     "primer": {"loss.normalizer": "num_total_target_tokens"},
+    "mu_transformer": {"loss.normalizer": "num_total_target_tokens", "loss.z_loss": 0.0},
+    "march": _PYTORCH,
+    "t5_experiments_t5": _PYTORCH,
+    "t5_experiments_bert": _PYTORCH,
 }
 
 

@@ -247,13 +247,15 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
 
 
 # Pattern of presets -> the optimizer of their source, which a preset does not set.
-# Sources: docs/migrating.md; docs/march.md; Devlin et al. 2019, appendix A.2; Touvron et al.
-# 2023 (arXiv:2302.13971), section 2.2; Dubey et al. 2024 (arXiv:2407.21783), section 3.4.1.
+# Sources: `optimizer.OPTIMIZER_PRESETS`; Devlin et al. 2019, appendix A.2; Touvron et al. 2023
+# (arXiv:2302.13971), section 2.2; Dubey et al. 2024 (arXiv:2407.21783), section 3.4.1.
 _SOURCE_OPTIMIZERS = (
-    (r"mup_dm\d+", "AdamW with a linear schedule and clipping"),
-    (r"(mini_)?march_\w+", "AdamW at 1e-4"),
-    (r"bert_\w+", "AdamW at 1e-4 with a linear schedule"),
-    (r"llama3?_\w+", "AdamW with a cosine schedule and clipping"),
+    (r"mup_dm\d+", "--optimizer_preset=mu_transformer"),
+    (r"(mini_)?march_\w+", "--optimizer_preset=march"),
+    (rf"t5_1_0_({'|'.join(_T5_EXPERIMENTS)})", "--optimizer_preset=t5_experiments_t5"),
+    (rf"bert_({'|'.join(_BERT_EXPERIMENTS)})", "--optimizer_preset=t5_experiments_bert"),
+    (r"bert_\w+", "AdamW at 1e-4 with a linear schedule (docs/presets.md)"),
+    (r"llama3?_\w+", "AdamW with a cosine schedule and clipping (docs/presets.md)"),
 )
 
 

@@ -3,9 +3,9 @@
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 
 from trainer.config import CheckpointConfig, Config
-from trainer.config.optimizer import OptimizerConfig
 from trainer.config.presets import source_optimizer
 from trainer.data.interface import Run
 from trainer.engine import determinism
@@ -16,7 +16,14 @@ from trainer.model.device import AUTO, Device
 from trainer.optim.schedule import described
 
 
-def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
+def startup_text(
+    run: Run,
+    origins: Mapping[str, str],
+    program: Program,
+    step: int,
+    begins: str,
+    changes: list[str],
+) -> str:
     """Returns lines about data, model, mesh, the run, and `changes` to software or hardware."""
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
@@ -28,7 +35,7 @@ def startup_text(run: Run, program: Program, step: int, begins: str, changes: li
             f"{config.preset}: {parameter_count(config.model):,} parameters, "
             f"{flops / 1e9:,.1f} GFLOP per step, {config.model.dtype}",
         ),
-        *_rates(config),
+        *_rates(config, origins),
         program.describe(),
         *program.tuning.describe(),
         *_choices(config.model, program.mesh.devices.flat[0].device_kind),
@@ -59,19 +66,14 @@ def _filled(line: str) -> str:
     return textwrap.fill(line, width, subsequent_indent=" " * 14, break_on_hyphens=False)
 
 
-def _rates(config: Config) -> list[tuple[str, str]]:
-    optimizer, default = config.optimizer, OptimizerConfig()
-    words, source = optimizer.name, source_optimizer(config.preset)
-    if (optimizer.name, optimizer.schedule) == (default.name, default.schedule):
-        words += ", T5X's default"
-        if source:
-            words += (
-                f"; the source of {config.preset} trains with {source}, which a model preset does "
-                "not set: docs/presets.md has the flags"
-            )
+def _rates(config: Config, origins: Mapping[str, str]) -> list[tuple[str, str]]:
+    words = f"{config.optimizer.name}, " + origins.get("optimizer.name", "T5X's default")
+    source = source_optimizer(config.preset)
+    if source and not {"optimizer.name", "optimizer.schedule"} & origins.keys():
+        words += f"; the source of {config.preset} trains with {source}"
     lines = [
         ("optimizer", words),
-        ("learning rate", described(optimizer, config.train_steps)),
+        ("learning rate", described(config.optimizer, config.train_steps)),
     ]
     if config.train_steps < config.optimizer.warmup_steps:
         lines.append(

@@ -341,6 +341,12 @@ def test_what_is_no_kernel_is_not_decayed_by_default(name):
         assert decays == tensor.endswith("kernel"), tensor
 
 
+def test_norms_and_tables_of_relative_positions_do_not_decay_in_march():
+    mask = weight_decay_mask(OPTIMIZER_PRESETS["march"].no_weight_decay)
+    for tensor, decays in flattened(mask(decayed(model_spec(MODEL_PRESETS["march_v1"])))).items():
+        assert decays == tensor.endswith(("kernel", "token_embedder/embedding")), tensor
+
+
 def test_patterns_spare_parameters_of_weight_decay():
     names = ("encoder/layers_0/mlp/wo/kernel", "token_embedder/embedding", "decoder/mlp/wo/kernel")
     params = nested({name: jnp.zeros(1) for name in names})

@@ -1,5 +1,6 @@
 """The lines and the bar that a run shows while it trains."""
 
+import re
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -7,10 +8,17 @@ import pytest
 
 from tests.support.runs import config_of, stub
 from trainer import training
+from trainer.config.from_flags import build_config
 from trainer.engine.guard import new_guard
 from trainer.reporting import numbers, reports, startup
 from trainer.reporting.evaluations import evaluation_table
 from trainer.starting import resume
+
+
+def optimizer_line(preset, *flags, optimizer_preset=None):
+    ((subject, words), *_) = startup._rates(*build_config(preset, flags, optimizer_preset))
+    assert subject == "optimizer"
+    return words
 
 
 @pytest.fixture
@@ -64,25 +72,38 @@ def test_a_folder_of_other_things_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("preset", "flags", "says"),
+    ("preset", "source"),
     [
-        ("t5_1_1_tiny", (), "adafactor, T5X's default"),
-        (
-            "mup_dm128",
-            (),
-            "source of mup_dm128 trains with AdamW with a linear schedule",
-        ),
-        ("march_v1", (), "docs/presets.md has the flags"),
-        ("llama_tiny", ("--optimizer.name=lion", "--optimizer.learning_rate=1e-4"), "lion"),
-        ("bert_base", ("--optimizer.schedule=constant",), "adafactor"),
+        ("t5_1_1_small", ""),
+        ("t5_1_0_base", ""),
+        ("t5_1_0_base_only_cdq", "--optimizer_preset=t5_experiments_t5"),
+        ("mup_dm1024", "--optimizer_preset=mu_transformer"),
+        ("march_v1", "--optimizer_preset=march"),
+        ("mini_march_v1", "--optimizer_preset=march"),
+        ("bert_base", "AdamW at 1e-4 with a linear schedule (docs/presets.md)"),
+        ("bert_base_4l", "--optimizer_preset=t5_experiments_bert"),
+        ("llama_1b", "AdamW with a cosine schedule and clipping (docs/presets.md)"),
     ],
 )
-def test_a_run_says_which_optimizer_it_has_and_which_its_source(preset, flags, says):
-    ((subject, words), *_) = startup._rates(config_of(*flags, preset=preset))
-    assert subject == "optimizer"
-    assert says in words
-    assert ("source" in words) == (preset in ("mup_dm128", "march_v1"))
-    assert words.startswith("adafactor") or words == says
+def test_a_run_with_the_default_optimizer_names_that_of_the_models_source(preset, source):
+    hint = f"; the source of {preset} trains with {source}" if source else ""
+    assert optimizer_line(preset) == f"adafactor, T5X's default{hint}"
+    found = re.fullmatch("--optimizer_preset=(.+)", source)
+    if found:
+        line = optimizer_line(preset, optimizer_preset=found[1])
+        assert line == f"adamw, optimizer preset {found[1]}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--optimizer.name=lion", "--optimizer.learning_rate=1e-4"), "lion, command line"),
+        (("--optimizer.name=adafactor",), "adafactor, command line"),
+        (("--optimizer.schedule=constant",), "adafactor, T5X's default"),
+    ],
+)
+def test_a_run_says_where_its_optimizer_comes_from(flags, says):
+    assert optimizer_line("march_v1", *flags) == says
 
 
 @pytest.mark.parametrize(
