@@ -7,14 +7,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 DEMO := demo
 
-# Short rows and small batches let a CPU make many updates in minutes; the cosine ends with the run.
-# Real runs keep the defaults: 512 -> 114, 128 rows, T5's "constant * rsqrt_decay".
-DEMO_STEPS ?= 2200
-DEMO_FLAGS = --train_steps=$(DEMO_STEPS) --batch_size=8 --lengths.inputs=128 --lengths.targets=29 \
-    --optimizer.learning_rate=0.03 --optimizer.warmup_steps=50 \
-    --optimizer.schedule='constant * linear_warmup * cosine_decay' \
-    --optimizer.steps_per_cycle=$(DEMO_STEPS) --metrics.every_steps=50 \
-    --evaluation.every_steps=200 --checkpoint.every_steps=200
 # A docstring with a gap, which the trained T5 fills at the end.
 GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 
@@ -51,13 +43,7 @@ demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, 
 # The demo with its vocabulary, cache and model under $(AT), a folder or a gs:// URL.
 .PHONY: demo-at
 demo-at:
-	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 --output=$(AT)/vocabulary
-	$(BIN)/python -m pipeline.build --task=python_docs_span_corruption \
-	    --vocabulary=$(AT)/vocabulary --cache_dir=$(AT)/cache --row_tokens=141
-	$(BIN)/python -m trainer.pretrain --preset=t5_1_1_mini --task=python_docs_span_corruption \
-	    --cache_dir=$(AT)/cache --model_dir=$(AT)/model $(DEMO_FLAGS)
-	$(BIN)/python -m trainer.evaluate --model_dir=$(AT)/model --steps=all
-	$(BIN)/python -m trainer.report --model_dir=$(AT)/model
+	$(BIN)/python -m palimpsest run recipes/demo.toml --folder=$(AT)
 	$(BIN)/python -m trainer.fill $(GAPS) --model_dir=$(AT)/model --max_new_tokens=29
 
 demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
