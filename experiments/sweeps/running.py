@@ -50,7 +50,7 @@ class _Process:
         self._log = log
         with open(log, "ab") as file:
             self.process = subprocess.Popen(
-                child.command(*command[:1], command[1:]),
+                child.command(command[0], command[1:]),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -105,7 +105,8 @@ class Flowing:
             if name not in self.given:
                 raise UserError(f"{found[0]}: there is no stage {name}{nearest(name, self.given)}")
             needs.append(name)
-            own = {key: (str(self.given[name][key]),) for key in _PLACES if key in self.given[name]}
+            table = self.given[name]
+            own: Flags = {key: (str(table[key]),) for key in _PLACES if key in table}
             return self.made_by(name, self.flags(name, own, []))
 
         return _REFERENCE.sub(output, text)

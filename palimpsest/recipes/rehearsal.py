@@ -161,9 +161,10 @@ def _small(tables: recipes.Tables, scratch: pathlib.Path) -> dict[str, dict[str,
 
 def _small_model(flat: Mapping[str, Any]) -> dict[str, int]:
     """Returns the fields that make the model of a run small."""
+    from trainer.config import Config
     from trainer.config.from_flags import build_config
 
-    preset = flat.get("preset")
+    preset = str(flat.get("preset", Config().preset))
     typed = [f"--{k}={toml_flags.as_text(v)}" for k, v in flat.items() if k.startswith("model.")]
     model = build_config(preset, typed)[0].model
     values = {name: min(getattr(model, name) or 0, most) for name, most in _SMALL.items()}

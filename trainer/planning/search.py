@@ -184,10 +184,11 @@ def _attempts(
         if attempt:
             yield attempt
             best = min(best, attempt, key=lambda each: each.rank)
-    given = asked.config.compiler_options
-    for option in _OPTIONS.get(target.devices[0].platform, ()) if best else ():
-        if attempt := _attempt(asked, target, {**best.values, _COMPILER: (*given, option)}):
-            yield attempt
+    if best is not None:
+        given = asked.config.compiler_options
+        for option in _OPTIONS.get(target.devices[0].platform, ()):
+            if attempt := _attempt(asked, target, {**best.values, _COMPILER: (*given, option)}):
+                yield attempt
 
 
 def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
