@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from trainer.planning.hlo import Instruction, Module, first_group
+from trainer.planning.hlo import CYCLES, Instruction, Module, first_group
 
 # The target of a kernel's custom call, on a TPU and on a GPU.
 PALLAS = "tpu_custom_call"
@@ -206,10 +206,13 @@ class Schedules:
         )
 
     def program(self) -> str | None:
-        """Returns the text of the last compiled program as libtpu wrote it; None if it did not."""
+        """Returns the text of the last compiled program as libtpu wrote it; None if it did not.
+
+        Its estimates are left out: it has those of some operations only.
+        """
         pattern = os.path.join(glob.escape(self._folder.name), "*-TLP-hlo.txt")
         paths = sorted(glob.glob(pattern), key=os.path.getmtime)
-        return pathlib.Path(paths[-1]).read_text() if paths else None
+        return pathlib.Path(paths[-1]).read_text().replace(CYCLES, "") if paths else None
 
     def _files(self) -> dict[str, str]:
         """Returns the newest file of each operation, by its name."""

@@ -1,5 +1,6 @@
 """Kernels are found in programs, and bundles counted as often as they run."""
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ from trainer.model.fused_attention import fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
 from trainer.planning import hlo
+from trainer.planning.compiled import local_target, module_of
 from trainer.planning.kernels import Kernel, kernel_of, kernels
 from trainer.planning.schedules import Bundles, Schedule, Scheduled, Schedules
 from trainer.zoo.sparse_layouts import Local
@@ -183,6 +185,29 @@ def test_equal_kernels_share_a_schedule(monkeypatch):
     schedules.clear()
     assert schedules.read(module) == found
     assert Schedules().read(module) == Scheduled()
+
+
+class Newer:
+    """A program of a newer libtpu: jaxlib 0.10.2 reads libtpu 0.0.52's for v5p and v6e like this."""
+
+    def as_text(self):
+        raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure async-update instruction")
+
+
+def test_a_program_that_jaxlib_cannot_read_is_read_as_libtpu_wrote_it(monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")
+    schedules = Schedules()
+    target = dataclasses.replace(local_target(), schedules=schedules)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        module_of(Newer(), target)
+    folder = pathlib.Path(re.search(r"dump_to=(\S+)", os.environ["LIBTPU_INIT_ARGS"])[1])
+    (folder / "17-TLP-hlo.txt").write_text(
+        "ENTRY %main (p: f32[8]) -> f32[8] {\n"
+        "  ROOT %add = f32[8]{0} add(%p, %p), "
+        'backend_config={"window_config":{"estimated_cycles":"99"}}\n}\n'
+    )
+    (added,) = module_of(Newer(), target).computations["main"]
+    assert (added.opcode, added.cycles) == ("add", 0)
 
 
 def test_cores_share_the_groups_of_a_kernel():
