@@ -17,15 +17,20 @@ Nothing on the page is changed if a part fails.
 """
 
 import dataclasses
+import hashlib
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
+from tasks.storage import files
+from tasks.terminal import child
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
@@ -43,6 +48,8 @@ _DEVICE, _KERNELS, _BITS = "device", "kernels", "bits"
 _TRANSFORMERS, _T5X = "transformers", "t5x"
 # Fused attention may be this many times as far from float32 as products written out.
 _FURTHER = 1.5
+_NOT_INSTALLED = "not installed"
+_SOFTWARE = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
 _ROUNDS, _STEPS, _UPDATES = 5, 4, 10
 
 
@@ -74,9 +81,12 @@ def run(flags: Flags) -> None:
         return
     if flags.page and not pathlib.Path(flags.page).is_file():
         raise UserError(f"--page={flags.page}: there is no such page")
+    if flags.page and not os.access(flags.page, os.W_OK):
+        raise UserError(f"--page={flags.page} cannot be written: copy it, and name the copy")
     folder = pathlib.Path(flags.output)
     folder.mkdir(parents=True, exist_ok=True)
     asked = {**_in_own_process(flags, _DEVICE), "commit": _commit(), "rows": flags.rows}
+    asked |= {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     beside = [_TRANSFORMERS, *[_T5X] * bool(flags.t5x)]
     parts = [_KERNELS, _BITS]
     for preset in flags.presets:
@@ -84,20 +94,22 @@ def run(flags: Flags) -> None:
     results = {}
     for part in parts:
         path = folder / f"{part}.json"
-        found = _known(path, asked)
+        of_part = asked | ({"t5x": flags.t5x} if part.endswith(f".{_T5X}") else {})
+        found = _known(path, of_part)
         if found is None:
             print(f"{part}: measuring", file=sys.stderr, flush=True)
-            found = asked | _in_own_process(flags, part, asked)
+            found = of_part | _in_own_process(flags, part, asked)
         print(f"{part}: {found['text']}", flush=True)
         if found.get("failed"):
             raise UserError(f"{part}: {found['text']}")
-        path.write_text(json.dumps(found, indent=1))
+        if found["text"] != _NOT_INSTALLED:
+            files.write_json(str(path), found)
         results[part] = found
     text = section(results)
     print(text)
     if flags.page:
-        page = pathlib.Path(flags.page)
-        page.write_text(with_section(page.read_text(), text))
+        page = pathlib.Path(flags.page).read_text(encoding="utf-8")
+        files.write_bytes(flags.page, with_section(page, text).encode())
 
 
 def section(results: dict[str, dict[str, Any]]) -> str:
@@ -136,19 +148,22 @@ def with_section(page: str, text: str) -> str:
 def _known(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     """Returns a part's earlier result if it was measured as `asked`."""
     try:
-        found = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):  # not measured, or interrupted
+        found = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):  # not measured, or damaged
         return None
-    return found if asked == {name: found.get(name) for name in asked} else None
+    whole = isinstance(found, dict) and "text" in found
+    return found if whole and asked == {name: found.get(name) for name in asked} else None
 
 
 def _in_own_process(flags: Flags, part: str, known: dict[str, Any] | None = None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.measure", f"--part={part}"]
+    words = [f"--part={part}"]
     if known:
-        command += [f"--{name}={known[name]}" for name in ("devices", "platform")]
-    command += [f"--rows={flags.rows}"] * bool(flags.rows)
+        words += [f"--{name}={known[name]}" for name in ("devices", "platform")]
+    words += [f"--rows={flags.rows}"] * bool(flags.rows)
     if flags.t5x:
-        command += [f"--t5x={flags.t5x}", f"--t5x_python={flags.t5x_python}"]
+        words += [f"--t5x={flags.t5x}", f"--t5x_python={flags.t5x_python}"]
+    # A part that outlived this process would keep the device.
+    command = child.command("benchmarks.measure", words)
     made = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if made.returncode:
         raise UserError(f"{part}: the measurement failed, see above; the same command goes on")
@@ -184,15 +199,34 @@ def _device() -> dict[str, Any]:
         "devices": jax.device_count(),
         "platform": first.platform,
         "kind": first.device_kind,
+        "software": {name: metadata.version(name) for name in _SOFTWARE if _is_installed(name)},
     }
 
 
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _commit() -> str:
-    """Returns the commit, with "-changed" if code differs from it."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    code = ["git", "diff", "--quiet", "HEAD", "--", "benchmarks", "tasks", "trainer"]
-    changed = subprocess.run(code, capture_output=True, check=False).returncode
-    return (head.stdout.strip() or "unknown")[:8] + "-changed" * bool(changed)
+    """Returns the commit of this code, and a hash of what differs from it."""
+
+    def git(*words: str) -> bytes:
+        root = pathlib.Path(__file__).parents[1]
+        return subprocess.run(
+            ["git", *words],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        ).stdout
+
+    head = git("rev-parse", "HEAD").decode().strip()[:8] or "unknown"
+    changes = git("diff", "HEAD", "--", "benchmarks", "tasks", "trainer")
+    return f"{head}-changed-{hashlib.sha256(changes).hexdigest()[:8]}" if changes else head
 
 
 def _config(preset: str, rows: int, *more: str, dtype: str = "bfloat16") -> Config:
@@ -322,7 +356,7 @@ def _by_transformers(flags: Flags, config: Config, inputs: int, targets: int) ->
         import torch
         from transformers import T5Config, T5ForConditionalGeneration
     except ImportError:
-        return "not installed"
+        return _NOT_INSTALLED
     on_gpu = flags.platform == "gpu"
     if on_gpu and not torch.cuda.is_available():
         return "finds no GPU"

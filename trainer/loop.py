@@ -11,6 +11,7 @@ from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import save_config
 from trainer.data.interface import Run, Waiting
 from trainer.engine import processes
+from trainer.engine.compiled_programs import check_options
 from trainer.engine.in_flight import InFlight
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
@@ -37,6 +38,7 @@ def train(run: Run, origins: dict[str, str]) -> int:
         watch = Watch(config.checkpoint, config.stopping, config.plateau, config.task_module)
         checkpoints = Checkpoints(config.model_dir, config.checkpoint, watch=watch)
         program = Program(run)
+        check_options(program.mesh, config.compiler_options)
         beginning, state = begin(run, checkpoints, program)
         if state is not None:
             return _train(run, origins, program, checkpoints, beginning, state, check_lock)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import types
 
 import jax
 import pytest
@@ -141,13 +142,41 @@ def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
 
 def test_a_search_tries_options_of_the_compiler_on_the_best(monkeypatch):
     option = "xla_disable_hlo_passes=fusion"
-    monkeypatch.setattr(search, "_OPTIONS", {"cpu": (option,)})
+    monkeypatch.setattr(search, "_OPTIONS", {"cpu": ((option,),)})
     run = tiny("--model.scan_layers=true", "--model.remat=full", "--evaluation.every_steps=0")
     tried = search.search(run, local_target(), most=9)
     (fused,) = (each.plan for each in tried if not each.values)
     (other,) = (each.plan for each in tried if "compiler_options" in each.values)
     assert search.flags(other, run) == f"--compiler_options={option}"
     assert other.needed != fused.needed  # the option reached the compiler
+    monkeypatch.setattr(search, "_OPTIONS", {"cpu": (("xla_speed=9",),)})
+    (refused,) = (each for each in search.search(run, local_target(), most=9) if not each.plan)
+    assert "the compiler for cpu refuses it" in str(refused.refused)
+
+
+@pytest.mark.parametrize(
+    ("most", "divided", "varied"), [(10, 8, 2), (40, 27, 2), (3, 2, 1), (1, 1, 0)]
+)
+def test_a_search_keeps_attempts_for_variants_of_the_best(monkeypatch, most, divided, varied):
+    """On eight devices there are more meshes than attempts."""
+    run, target = tiny("--batch_size=64", "--model.scan_layers=true"), local_target()
+    target = dataclasses.replace(target, devices=target.devices * 8)
+    monkeypatch.setattr(search, "_OPTIONS", {"cpu": (("xla_a=1",),)})
+    monkeypatch.setattr(search, "_state_bytes", lambda *_: 0)
+    monkeypatch.setattr(search, "evaluated", lambda plan: plan)
+    monkeypatch.setattr(search, "_report", lambda _: None)
+
+    def attempt(asked, target, values, known=None):
+        subject = asked.with_values(values)
+        plan = types.SimpleNamespace(missing=0, step=1.0, subject=subject)
+        return search.Attempt(values, plan)
+
+    monkeypatch.setattr(search, "_attempt", attempt)
+    found = [each.values for each in search.search(run, target, most)]
+    variants = [
+        each for each in found if "compiler_options" in each or not each.get("model.scan_layers", 1)
+    ]
+    assert (len(found) - len(variants), len(variants)) == (divided, varied)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +184,10 @@ def test_a_search_tries_options_of_the_compiler_on_the_best(monkeypatch):
     [
         (["--preset=t5_1_1_tiny"], "--lengths.inputs is missing"),
         ([*TINY, "--compiler_options=fast"], "options as NAME=VALUE"),
+        ([*TINY, "--compiler_options=xla_a=1,xla_a=2"], "each name once"),
+        ([*TINY, "--compiler_options=xla_tpu_a=1"], "xla_tpu_a=1: it is not for cpu"),
+        ([*TINY, "--lora.rank=2", "--mesh.divide_update=true"], "no effect with --trainable or"),
+        (["--preset=t5_1_1_tiny", *LENGTHS, "--batch_size=80000000"], "2,560,000,000 tokens"),
         ([*TINY, "--compiler_options=xla_speed=9"], "xla_speed=9: the compiler for cpu refuses it"),
         (["--preset=t5_1_1_tiny", "--lengths.inputs=0"], "--lengths.inputs=0 is for decoder-only"),
         ([*TINY, "--topology=v9:4x4"], "v4, v5e, v5p, v6e"),

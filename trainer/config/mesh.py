@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Checked, Rule, field
+from tasks.terminal.fields import Checked, ReadIf, Rule, field
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")
@@ -63,8 +63,13 @@ class MeshConfig(Checked):
     divide_update: bool | None = field(
         None,
         "every part of data updates its own share of the parameters and keeps only its optimizer "
-        "state (ZeRO-1), instead of all of them; not with --trainable or --lora; None: where XLA "
-        "sums gradients into shares, so not on TPU slices of more than 8 chips",
+        "state (ZeRO-1), instead of all of them; None: where XLA sums gradients into shares, so "
+        "not on TPU slices of more than 8 chips",
+        read_if=ReadIf(
+            lambda config: config.trainable is None and config.lora.rank is None,
+            "with --trainable or --lora.rank, where every part updates all that learns",
+            whole=True,
+        ),
     )
 
     def planned(self) -> dict[str, int]:

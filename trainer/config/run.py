@@ -127,8 +127,11 @@ class MetricsConfig(Checked):
 
 
 _OPTIONS = Rule(
-    "options as NAME=VALUE, such as xla_tpu_scoped_vmem_limit_kib=65536",
-    lambda value: all(re.fullmatch(r"xla_\w+=[^\s=]+", each) for each in value),
+    "options as NAME=VALUE, each name once, such as xla_tpu_scoped_vmem_limit_kib=65536",
+    lambda value: (
+        all(re.fullmatch(r"xla_\w+=[^\s=]+", each) for each in value)
+        and len({each.partition("=")[0] for each in value}) == len(value)
+    ),
 )
 _PROFILED = Rule(
     "the first and last update to trace, such as 10:20", lambda value: bool(_updates(value))

@@ -17,6 +17,8 @@ from trainer.engine.sharding import replicated
 # Without it, the TPU's compiler divides a product whose operand is gathered or whose result is
 # scattered into windows, at half of its speed (docs/benchmarks.md). MaxText sets it, too.
 _TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+# Platforms whose compilers alone know the options that begin like this.
+_OF_PLATFORM = {"xla_tpu_": "tpu", "xla_jf_": "tpu", "xla_gpu_": "gpu", "xla_cpu_": "cpu"}
 _ZSTD = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard frame (RFC 8878, 3.1.1)
 _CHECKED = ".checked"
 
@@ -24,25 +26,37 @@ _CHECKED = ".checked"
 def options(mesh: Mesh, given: Iterable[str] = ()) -> dict[str, str]:
     """Returns the compiler's options for programs on `mesh`, by name.
 
-    `given` (NAME=VALUE) take precedence over LIBTPU_INIT_ARGS, and these over our own.
+    `given` (NAME=VALUE) take precedence over LIBTPU_INIT_ARGS, and these over our own. Those of
+    another platform, on which the run was trained, are left out.
     """
-    own = {}
-    if mesh.devices.flat[0].platform == "tpu":
+    platform = mesh.devices.flat[0].platform
+    found = {}
+    if platform == "tpu":
         set_already = os.environ.get("LIBTPU_INIT_ARGS", "")
-        own = {name: value for name, value in _TPU_OPTIONS.items() if name not in set_already}
-    return {**own, **dict(each.split("=", 1) for each in given)}
+        found = {name: value for name, value in _TPU_OPTIONS.items() if name not in set_already}
+    for name, _, value in (each.partition("=") for each in given):
+        if _platform_of(name) in (None, platform):
+            # XLA reads True and False only, libtpu true and false as well.
+            found[name] = value.title() if value in ("true", "false") else value
+    return found
+
+
+def _platform_of(name: str) -> str | None:
+    return next((of for start, of in _OF_PLATFORM.items() if name.startswith(start)), None)
 
 
 def check_options(mesh: Mesh, given: Iterable[str]) -> None:
     """Raises UserError for an option that the compiler for `mesh` refuses."""
+    platform = mesh.devices.flat[0].platform
     for each in given:
+        if _platform_of(each) not in (None, platform):
+            raise UserError(f"--compiler_options={each}: it is not for {platform}: leave it out")
         nothing = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
         compiled = jax.jit(lambda x: x, compiler_options=options(mesh, [each])).lower(nothing)
         try:
             compiled.compile()
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
-            platform = mesh.devices.flat[0].platform
             raise UserError(
                 f"--compiler_options={each}: the compiler for {platform} refuses it: {reason}"
             ) from error

@@ -49,7 +49,6 @@ class Program:
             sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
         )
         self.mesh = sharding.make_mesh(config.mesh, devices)
-        compiled_programs.check_options(self.mesh, config.compiler_options)
         self.host_part = sharding.host_part(self.mesh)
         self.spec = model_spec(config.model)
         self.rules = config.mesh.rules
@@ -122,7 +121,10 @@ class Program:
 
     def describe(self) -> tuple[str, str]:
         """Returns a (subject, text) line about the mesh and the state per device."""
-        return sharding.describe(self.mesh, self.rules, self.abstract_state())
+        subject, text = sharding.describe(self.mesh, self.rules, self.abstract_state())
+        if self.shares and jax.tree.leaves(self.shares.own) != jax.tree.leaves(self.shares.used):
+            text += f", update in {self.mesh.shape['data']} shares"
+        return subject, text
 
     def _shardings(self, params: Any) -> TrainState:
         shapes = self._shapes

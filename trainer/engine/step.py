@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from tasks.terminal.command_line import UserError
 from trainer.config import Config
 from trainer.data.features import FILLING, token_places
 from trainer.engine.compiled_programs import options
@@ -98,6 +99,9 @@ def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState,
         with tracing_on(parts.mesh, config.mesh.rules):
             gradients, metrics = gradients_of(state.params, batch, dropout_key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        largest = max(batch[feature].size for _, feature in FILLING.values() if feature in batch)
+        if largest >= 2**31:
+            raise UserError(f"a batch has {largest:,} tokens; a step counts up to {2**31:,}")
         metrics = {
             **metrics,
             "gradient_norm": (optax.tree.norm(gradients), jnp.ones((), jnp.float32)),

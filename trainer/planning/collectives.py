@@ -14,6 +14,11 @@ COLLECTIVES = (
 )
 # Targets in the first and the last of an asynchronous collective's fusions.
 ENDS = ("AsyncCollectiveStart", "AsyncCollectiveDone")
+# A collective of the SparseCore, beside the program: it begins where its operands are given.
+_OFFLOADED = _START, _UPDATE, _DONE = (
+    *("custom-call-start", "custom-call-update", "custom-call-done"),
+)
+_COMPUTATION = re.compile(r"called_computations=\{%?([\w.\-]+)\}")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{}]*\})\}")
@@ -48,6 +53,8 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
         yield Found(instruction.name, kind, instruction.arrays[0].size, (), True)
     elif instruction.opcode == "send-done":
         yield Found(instruction.operands[0], NETWORK, 0, (), True)
+    elif instruction.opcode in _OFFLOADED:
+        yield from _offloaded(module, instruction)
     for each in (instruction, *inside):
         kind = re.sub(r"-(start|done)$", "", each.opcode)
         if kind not in COLLECTIVES:
@@ -57,20 +64,39 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
             yield Found(instruction.operands[0], kind, 0, (), True)
             continue
         started = each.opcode.endswith("-start") or instruction.opcode.endswith("-start")
-        sizes = [array.size for array in each.arrays if array.size]
-        # A start's shape lists the argument before the result.
-        size = max(sizes, default=0) if started else sum(sizes)
-        pairs = _pairs(each)
-        groups = replica_groups(each.attributes)
-        group = pairs[0] if pairs else tuple(groups[0]) if groups else ()
-        if kind == "reduce-scatter":
-            size *= max(len(group), 1)
         if scattered and kind == "all-reduce":
             kind = "reduce-scatter"
         # The pieces of an asynchronous collective in several fusions share a channel.
         channel = _CHANNEL.search(each.attributes) if asynchronous else None
         key = f"{kind} {channel[1]}" if channel else instruction.name
-        yield Found(key, kind, size, group, started or asynchronous, pairs)
+        yield _found(each, key, kind, started, started or asynchronous)
+
+
+def _found(each: Instruction, key: str, kind: str, started: bool, overlapped: bool) -> Found:
+    sizes = [array.size for array in each.arrays if array.size]
+    # A start's shape lists the argument before the result.
+    size = max(sizes, default=0) if started else sum(sizes)
+    pairs = _pairs(each)
+    groups = replica_groups(each.attributes)
+    group = pairs[0] if pairs else tuple(groups[0]) if groups else ()
+    if each.opcode == "reduce-scatter":
+        size *= max(len(group), 1)
+    return Found(key, kind, size, group, overlapped, pairs)
+
+
+def _offloaded(module: Module, instruction: Instruction) -> Iterator[Found]:
+    """Yields the collective that a SparseCore begins or ends at an instruction."""
+    start: Instruction | None = instruction
+    while start and start.opcode in (_UPDATE, _DONE):
+        start = module.named(start.operands[0])
+    named = _COMPUTATION.search(start.attributes) if start else None
+    inner = module.computations.get(named[1], ()) if named else ()
+    continued = instruction.opcode != _START
+    ends, begins = instruction.opcode == _DONE, len(instruction.operands) > continued
+    for each in inner:
+        if each.opcode in COLLECTIVES and (ends or begins):
+            key = instruction.operands[0] if ends else instruction.name
+            yield _found(each, key, each.opcode, False, True)
 
 
 def _pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:

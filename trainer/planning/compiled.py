@@ -11,6 +11,7 @@ import jax
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import AXES
 from trainer.data.interface import Run
+from trainer.engine.compiled_programs import check_options
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.hardware import peak_flops
 from trainer.engine.program import Program
@@ -160,6 +161,7 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
     """Compiles the programs of a run and returns its plan; may raise TooLarge."""
     config = subject.config
     program = make_program(subject, target)
+    check_options(program.mesh, config.compiler_options)
     state = program.abstract_state()
     batch = _batch(subject, program, config.batch_size)
     held = {

@@ -7,6 +7,7 @@ for the program's protobuf (TensorFlow does, but the trainer does not use it).
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -123,6 +124,11 @@ class Module:
             callee = first_group(branches, instruction.attributes) or callee
         if callee:
             yield callee, self.trip_count(instruction) if instruction.opcode == "while" else 1
+
+    def named(self, name: str) -> Instruction | None:
+        """Returns the instruction of this name; None if there is none."""
+        every = itertools.chain.from_iterable(self.computations.values())
+        return next((each for each in every if each.name == name), None)
 
     def root(self, name: str) -> Instruction | None:
         """Returns the result of a computation; None if there is no such computation."""

@@ -10,10 +10,12 @@ import glob
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from tasks.terminal.command_line import UserError
 from trainer.planning.hlo import CYCLES, Instruction, Module, first_group
 
 # The target of a kernel's custom call, on a TPU and on a GPU.
@@ -32,6 +34,8 @@ _EXIT = re.compile(
 )
 _COMPARED = re.compile(r"(%\w+) = scmp\.(eq|ne)\.s32\.totalorder (?:\(!?%\w+\), )?(%\w+), \d+\b")
 _INDEX = re.compile(r"(%\w+) = [^;}]*iteration index")
+# What the schedules of a large step take, and more.
+_FREE_BYTES = 500_000_000
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?[\w.\-]+")
 _STAGE = re.compile(r"stage = (\d+)")
 
@@ -166,6 +170,13 @@ class Schedules:
         # What identifies an operation -> its schedule, for all programs compiled so far: libtpu
         # writes one schedule for equal operations, such as the same kernel in all layers.
         self._known: dict[object, Bundles] = {}
+        # libtpu ends the process if it cannot write.
+        place = tempfile.gettempdir()
+        if shutil.disk_usage(place).free < _FREE_BYTES:
+            raise UserError(
+                f"{place} has less than {_FREE_BYTES / 1e6:,.0f} MB free for the compiler's "
+                "schedules: set TMPDIR to another folder"
+            )
         self._folder = tempfile.TemporaryDirectory(prefix="schedules_", ignore_cleanup_errors=True)
         # libtpu reads its flags only once, when it is loaded.
         os.environ["LIBTPU_INIT_ARGS"] = (

@@ -31,15 +31,15 @@ _PATHS = (
     *(_EVALUATED, _COMPILER),
 )
 _SCAN = "model.scan_layers"
-# Options of the compiler that the best attempt is compiled with, each in turn, by platform.
+# Options of the compiler that the best attempt is compiled with, each group in turn, by platform.
 # Source: MaxText, `benchmarks/xla_flags_library.py`, and JAX's page of GPU performance tips.
-_OPTIONS = {
-    "tpu": (
-        "xla_tpu_scoped_vmem_limit_kib=65536",
-        "xla_tpu_scoped_vmem_limit_kib=32768",
-        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true",
-    ),
-    "gpu": ("xla_gpu_enable_latency_hiding_scheduler=true",),
+_ON_SPARSE_CORES = tuple(
+    f"xla_tpu_enable_sparse_core_collective_offload_{kind}=true"
+    for kind in ("all_gather", "reduce_scatter", "all_reduce")
+)
+_OPTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "tpu": (_ON_SPARSE_CORES, ("xla_tpu_scoped_vmem_limit_kib=65536",)),
+    "gpu": (("xla_gpu_enable_latency_hiding_scheduler=true",),),
 }
 
 Values = dict[str, Any]
@@ -65,9 +65,17 @@ class Attempt:
 
 
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
-    """Compiles up to `most` configurations and the best's evaluation; returns the best first."""
-    attempts = []
-    for attempt in itertools.islice(_attempts(asked, target), most):
+    """Compiles up to `most` configurations and the best's evaluation; returns the best first.
+
+    Of these, the last vary the best one: its layers unrolled, and with options of the compiler.
+    """
+    attempts: list[Attempt] = []
+    divided, varied = _attempts(asked, target), _variants(asked, target, attempts)
+    options = _OPTIONS.get(target.devices[0].platform, ())
+    first = max(most - 1 - len(options), (most + 1) // 2)
+    for attempt in itertools.chain(itertools.islice(divided, first), varied, divided):
+        if len(attempts) == most:
+            break
         attempts.append(attempt)
         _report(attempt)
     attempts.sort(key=lambda each: each.rank)
@@ -157,7 +165,6 @@ def _attempts(
         asked.with_values({_SCAN: True})
         scanned = True
     base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
-    best: Attempt | None = None
     for mesh in _meshes(asked, target):
         found = False
         least: Attempt | None = None
@@ -175,20 +182,29 @@ def _attempts(
                 least = attempt
             if attempt.plan and not attempt.plan.missing:
                 found = True
-                best = attempt if best is None else min(best, attempt, key=lambda each: each.rank)
                 if values.get("model.remat") == "full":
                     break
-    if best is not None and scanned:
+
+
+def _variants(asked: Subject, target: Target, tried: list[Attempt]) -> Iterator[Attempt]:
+    """Yields variants of the best of the attempts `tried`, which grow, unless none fits."""
+
+    def best() -> Attempt | None:
+        found = min(tried, key=lambda each: each.rank, default=None)
+        return found if found and found.plan and not found.plan.missing else None
+
+    of = best()
+    if of and of.plan and of.plan.subject.config.model.scan_layers:
         # Unrolled layers take longer to compile and often run faster.
-        attempt = _attempt(asked, target, {**best.values, _SCAN: False})
-        if attempt:
-            yield attempt
-            best = min(best, attempt, key=lambda each: each.rank)
-    if best is not None:
-        given = asked.config.compiler_options
-        for option in _OPTIONS.get(target.devices[0].platform, ()):
-            if attempt := _attempt(asked, target, {**best.values, _COMPILER: (*given, option)}):
-                yield attempt
+        unrolled = _attempt(asked, target, {**of.values, _SCAN: False})
+        yield from [unrolled] if unrolled else ()
+    of = best()
+    given = asked.config.compiler_options
+    for group in _OPTIONS.get(target.devices[0].platform, ()) if of else ():
+        values = dict(each.split("=", 1) for each in (*given, *group))
+        options = tuple(f"{name}={value}" for name, value in values.items())
+        varied = _attempt(asked, target, {**(of.values if of else {}), _COMPILER: options})
+        yield from [varied] if varied else ()
 
 
 def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:

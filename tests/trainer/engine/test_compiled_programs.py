@@ -64,4 +64,8 @@ def test_only_tpus_are_told_not_to_divide_products(platform, flags, given, monke
     assert (name in compiled_programs.options(mesh)) == given
     monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{name}=5")
     assert compiled_programs.options(mesh) == {}
-    assert compiled_programs.options(mesh, [f"{name}=6"]) == {name: "6"}
+    of_tpus = {name: "6"} if platform == "tpu" else {}
+    assert compiled_programs.options(mesh, [f"{name}=6"]) == of_tpus
+    # libtpu reads both spellings, XLA only the second.
+    found = compiled_programs.options(mesh, ["xla_a=true", "xla_b=False", "xla_c=trueish"])
+    assert found == {"xla_a": "True", "xla_b": "False", "xla_c": "trueish"}

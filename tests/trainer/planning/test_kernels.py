@@ -188,7 +188,7 @@ def test_equal_kernels_share_a_schedule(monkeypatch):
 
 
 class Newer:
-    """A program of a newer libtpu: jaxlib 0.10.2 reads libtpu 0.0.52's for v5p and v6e like this."""
+    """A program of a newer libtpu: so does jaxlib 0.10.2 read libtpu 0.0.52's for v5p and v6e."""
 
     def as_text(self):
         raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure async-update instruction")

@@ -114,6 +114,36 @@ def test_a_gather_that_several_fusions_carry_counts_once():
     assert {work(module, name).bytes for name in ("start", "done")} == {0}
 
 
+@pytest.mark.parametrize(("kind", "sent"), [("reduce-scatter", 12 * MIB), ("negate", 0)])
+def test_a_sparse_core_sums_beside_the_program(kind, sent):
+    """As libtpu 0.0.52 writes it for v5p and v6e; other offloaded work is no collective."""
+    share, state = "f32[256,1024]{1,0:T(8,128)}", "(s32[8]{0:T(128)})"
+    body = (
+        "%called_computation.1 (x: f32[1024,1024]) -> f32[256,1024] {\n"
+        f"  %x = {MATRIX} parameter(0)\n"
+        f"  ROOT %r = {share} {kind}(%x), channel_id=7, replica_groups={{{{0,1,2,3}}}}, "
+        "dimensions={0}\n}\n"
+    )
+    begins = f"%u = (({MATRIX}), {share}, {state}) custom-call-update(%s, %p)"
+    module = program(
+        [
+            f'%s = ((), (), {state}) custom-call-start(), async_execution_thread="sparsecore", '
+            "called_computations={%called_computation.1}",
+            f"%before = {MATRIX} fusion(%p), kind=kLoop, calls=%negated",
+            begins,
+            FUSION,
+            f"%d = {share} custom-call-done(%u)",
+        ],
+        body + NEGATE,
+    )
+    one = 12 * MIB / (2 * CHIP.link)
+    found = timed(module, before=10**6, f=round(0.25 * one * CHIP.clock))
+    assert [each.sent for each in found.collectives] == [sent] * bool(sent)
+    if sent:
+        exposed = found.traffic()["reduce-scatter"]["exposed"]
+        assert exposed == pytest.approx(0.75 * one, rel=1e-3)  # what ran before hides nothing
+
+
 def test_a_fusion_that_carries_a_gather_moves_its_own_operands_alone():
     whole = "f32[4096,1024]{1,0:T(8,128)}"
     both = f"({MATRIX}, {MATRIX}, {whole})"
