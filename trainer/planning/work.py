@@ -167,7 +167,7 @@ def _in_hbm(arrays: tuple[Array, ...]) -> int:
 def _moved(instruction: Instruction, operands: list[Instruction]) -> int:
     results = instruction.arrays
     written = _in_hbm(results[:1] if instruction.target.startswith(_CUBLAS) else results)
-    if instruction.opcode.endswith(("-start", "-done")):
+    if instruction.opcode.endswith(("-start", "custom-call-update", "-done")):
         return 0
     if instruction.opcode in _SLICING:
         read = _size(instruction.arrays) if operands and _in_hbm(operands[0].arrays) else 0
