@@ -15,7 +15,8 @@ _FOLDER = ".recipe"
 HOW = frozenset(
     ("workers", "runner", "verbose", "part", "hf_token_secret", "max_quarantined", "memory_bytes")
 )
-TODO, BEGUN, FINISHED, CHANGED = "to do", "begun", "finished", "changed"
+# A stage with other flags either goes on from where it was, or must be made again.
+TODO, BEGUN, FINISHED, CONTINUED, CHANGED = "to do", "begun", "finished", "continued", "changed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ def _state(recipe: Recipe, stage: Stage, before: dict[str, State]) -> State:
     record = _read(recipe, stage)
     if not record:
         return State(TODO)
-    why = "; ".join(_differences(stage, record))
+    why = "; ".join(_differences(stage, record, decisive=True))
     inputs = {name: before[name].made for name in stage.needs}
     if not why and (record["needs"] or {}) != inputs and record["made"] is not None:
         others = [name for name in inputs if (record["needs"] or {}).get(name) != inputs[name]]
@@ -49,16 +50,19 @@ def _state(recipe: Recipe, stage: Stage, before: dict[str, State]) -> State:
         return State(CHANGED, why)
     if made is None:
         return State(BEGUN)
+    if more := "; ".join(_differences(stage, record, decisive=False)):
+        return State(CONTINUED, more)
     return State(FINISHED, made=made) if product(stage) == made else State(TODO)
 
 
-def _differences(stage: Stage, record: dict[str, Any]) -> Iterator[str]:
+def _differences(stage: Stage, record: dict[str, Any], decisive: bool) -> Iterator[str]:
+    """Yields how a stage's flags differ from its record's; all that matter, or the `decisive`."""
     before = {name: tuple(texts) for name, texts in record["flags"].items()}
     if record["command"] != stage.command:
         yield f"its command was {record['command']}, is {stage.command}"
     for name in sorted(before.keys() | stage.flags.keys()):
         old, new = before.get(name), stage.flags.get(name)
-        if old != new and not is_harmless(stage, name):
+        if old != new and name not in HOW and not (decisive and _goes_on(stage, name)):
             yield f"{name} was {_texts(old)}, is {_texts(new)}"
 
 
@@ -66,17 +70,16 @@ def _texts(texts: tuple[str, ...] | None) -> str:
     return "not given" if texts is None else " ".join(texts)
 
 
-def is_harmless(stage: Stage, name: str) -> bool:
+def _goes_on(stage: Stage, name: str) -> bool:
     """Returns whether a stage that has begun goes on when this flag changes."""
     if stage.kind not in ("pretrain", "finetune"):
-        return name in HOW
-    from trainer.config import Config, fields, resuming
+        return False
+    from trainer.config import resuming
 
     known = {flag.name: flag.path for flag in flags_of(command(COMMANDS[stage.command]).flags)}
-    path = known[name].removeprefix("run.")
-    leaves = dict(fields.leaves(Config()))
+    of_run, _, path = known[name].partition(".")
     # A preset sets other fields.
-    return path in leaves and path != "preset" and resuming.may_change(path)
+    return of_run == "run" and path != "preset" and resuming.may_change(path)
 
 
 def begin(recipe: Recipe, stage: Stage) -> None:

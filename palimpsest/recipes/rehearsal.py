@@ -161,10 +161,11 @@ def _small(tables: recipes.Tables, scratch: pathlib.Path) -> dict[str, dict[str,
 
 def _small_model(flat: Mapping[str, Any]) -> dict[str, int]:
     """Returns the fields that make the model of a run small."""
-    from trainer.config import Config
     from trainer.config.from_flags import build_config
 
-    preset = str(flat.get("preset", Config().preset))
+    preset = flat.get("preset")
+    if preset is None:  # gin files, or a folder of transformers, give the model
+        return {}
     typed = [f"--{k}={toml_flags.as_text(v)}" for k, v in flat.items() if k.startswith("model.")]
     model = build_config(preset, typed)[0].model
     values = {name: min(getattr(model, name) or 0, most) for name, most in _SMALL.items()}

@@ -14,6 +14,8 @@ from tasks.storage import lock as folder_lock
 from tasks.terminal import child
 from tasks.terminal.command_line import UserError
 
+_CHANGED = (records.CHANGED, records.CONTINUED)
+
 
 def run(
     recipe: Recipe, chosen: Sequence[Stage], redo: bool, locked: Mapping[str, Any] | None
@@ -31,7 +33,9 @@ def run(
                 print(f"{stage.name}: finished before", flush=True)
                 continue
             if missing := [name for name in stage.needs if states[name].made is None]:
-                raise UserError(f"{stage.name} needs {missing[0]}, which has not run: run it first")
+                raise UserError(
+                    f"{stage.name} needs {missing[0]}, which is not finished: run it first"
+                )
             print(f"\n[{number}/{len(chosen)}] {stage.name}: {_line(stage)}", flush=True)
             records.begin(recipe, stage)
             if code := _run(stage):
@@ -54,15 +58,22 @@ def _redone(
     states: dict[str, records.State],
     redo: bool,
 ) -> dict[str, records.State]:
-    """Removes what changed stages made, if the user agrees; returns the states after that."""
-    changed = [stage for stage in chosen if states[stage.name].word == records.CHANGED]
-    if not changed:
-        return states
-    names = {each.name for each in chosen}
-    after = [each for each in recipe.after(changed) if each.name in names]
+    """Removes what changed stages and those after them made, if the user agrees.
+
+    Returns the states after that. A run whose flags let it go on keeps its own checkpoints.
+    """
+    changed = [stage for stage in chosen if states[stage.name].word in _CHANGED]
+    names, done = {each.name for each in chosen}, (records.FINISHED, records.CHANGED)
+    removed = [
+        each
+        for each in recipe.after(changed)
+        if each.name in names and states[each.name].word in done
+    ]
     for stage in changed:
         print(f"{stage.name}: {states[stage.name].why}")
-    listed = ", ".join(f"{each.name} ({each.output})" for each in after)
+    if not removed:
+        return states
+    listed = ", ".join(f"{each.name} ({each.output})" for each in removed)
     if not redo:
         if not sys.stdin.isatty():
             raise UserError(
@@ -71,7 +82,7 @@ def _redone(
             )
         if input(f"Remove and run again {listed}? [y/N] ").strip().lower() not in ("y", "yes"):
             raise UserError("nothing was changed; choose another --folder to keep both")
-    records.forget(recipe, reversed(after))
+    records.forget(recipe, reversed(removed))
     return records.states(recipe)
 
 

@@ -198,6 +198,31 @@ def test_a_changed_key_asks_before_anything_is_removed(small):
     assert ran(small).returncode == 0
 
 
+@pytest.mark.slow
+def test_a_longer_run_goes_on_and_what_follows_is_made_again(small):
+    text = small.read_text() + (
+        '[pretrain]\npreset = "t5_1_1_tiny"\ntrain_steps = 4\nbatch_size = 8\n'
+        "lengths = { inputs = 32, targets = 16 }\n[evaluate]\n"
+    )
+    text = text.replace("row_tokens = 64\n", "")
+    small.write_text(text)
+    assert ran(small).returncode == 0
+    small.write_text(text.replace("train_steps = 4", "train_steps = 6"))
+    refused = ran(small)
+    words = ("pretrain changed: train_steps was 4, is 6", "evaluate (", "--redo")
+    assert_one_line(refused.returncode, refused.stderr.splitlines()[-1], *words)
+    assert "pretrain (" not in refused.stderr
+    assert ran(small, "--redo").returncode == 0
+    lock = small.with_suffix(".lock")
+    longer = json.loads(lock.read_text())["stages"]
+    assert longer["pretrain"]["made"]["step"] == 6
+    # As one that was that long from the beginning.
+    folder = small.parent / "second"
+    again = started("-m", "palimpsest", "run", small, f"--folder={folder}")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(lock.read_text())["stages"]["pretrain"] == longer["pretrain"]
+
+
 def test_a_lock_refuses_other_flags_software_and_results(small):
     missing = ran(small, "--locked")
     assert_one_line(missing.returncode, missing.stderr, "there is no", "small.lock")
@@ -251,7 +276,7 @@ def test_a_killed_recipe_ends_as_one_never_killed(small, number):
 
 
 def test_parts_of_a_recipe(small):
-    assert_one_line(*_refused(small, "--only=cache.mine"), "needs vocabulary", "run it first")
+    assert_one_line(*_refused(small, "--only=cache.mine"), "needs vocabulary", "not finished")
     assert ran(small, "--until=vocabulary").returncode == 0
     assert ran(small, "--from=cache.mine").returncode == 0
     assert_one_line(*_refused(small, "--only=cache.mini"), "(did you mean cache.mine?)")
