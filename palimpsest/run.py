@@ -56,6 +56,10 @@ def run(flags: Flags) -> int:
     from palimpsest.recipes import lock, recipe, rehearsal, running
 
     if flags.rehearse:
+        parts = ("only", "start", "until", "redo", "locked", "show")
+        if others := [name for name in parts if getattr(flags, name)]:
+            name = "from" if others[0] == "start" else others[0]
+            raise UserError(f"--rehearse runs all stages: leave out --{name}")
         return rehearsal.rehearse(flags.recipe, flags.folder)
     read = recipe.read(flags.recipe, flags.folder)
     chosen = _chosen(read, flags)

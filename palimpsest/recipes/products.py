@@ -2,11 +2,13 @@
 
 import collections
 import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from palimpsest.recipes.recipe import Stage
 from tasks.cache import language_set
 from tasks.cache.manifest import MANIFEST, CacheManifest
+from tasks.reading import languages
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY_FILES
@@ -21,12 +23,20 @@ Product = dict[str, Any]
 
 def product(stage: Stage) -> Product | None:
     """Returns what a stage made, as hashes and figures by name; None if it is not whole."""
-    kind = stage.kind
     try:
-        found: Product | None = globals()[f"_{kind}"](stage.output)
+        return _OF_KIND[stage.kind](stage.output)
     except (UserError, FileNotFoundError, KeyError, TypeError):
         return None
-    return found
+
+
+def places(stage: Stage) -> list[str]:
+    """Returns the files and folders that a stage makes: each language has a cache of its own."""
+    if stage.kind != "cache" or "corpus" not in stage.flags:
+        return [stage.output]
+    cache_dir, _, task = stage.output.rpartition("/")
+    names = languages.specs(stage.flags["corpus"], stage.flags.get("languages", (None,))[0])
+    of_languages = (language_set.cache_of(task, name) for name in names if name)
+    return [stage.output, *(files.join(cache_dir, each) for each in of_languages)]
 
 
 def _dedup(output: str) -> Product:
@@ -45,8 +55,8 @@ def _vocabulary(output: str) -> Product | None:
 
 def _cache(output: str) -> Product:
     cache_dir, _, task = output.rpartition("/")
-    languages = language_set.languages(cache_dir, task)
-    tasks = [language_set.cache_of(task, each) for each in languages] or [task]
+    names = language_set.languages(cache_dir, task)
+    tasks = [language_set.cache_of(task, each) for each in names] or [task]
     return {each: _of_cache(files.join(cache_dir, each)) for each in tasks}
 
 
@@ -72,9 +82,6 @@ def _pretrain(output: str) -> Product | None:
     return {"step": step, "sha256": _hash(f"{name} {sums[name]}" for name in sorted(sums))}
 
 
-_finetune = _pretrain
-
-
 def _evaluate(output: str) -> Product:
     return {"metrics": files.read_json(output)}
 
@@ -92,5 +99,17 @@ def _export(output: str) -> Product | None:
     } or None
 
 
-def _hash(lines: Any) -> str:
+def _hash(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+_OF_KIND: Mapping[str, Callable[[str], Product | None]] = {
+    "dedup": _dedup,
+    "vocabulary": _vocabulary,
+    "cache": _cache,
+    "pretrain": _pretrain,
+    "finetune": _pretrain,
+    "evaluate": _evaluate,
+    "report": _report,
+    "export": _export,
+}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from palimpsest.commands import COMMANDS, command
-from palimpsest.recipes.products import Product, product
+from palimpsest.recipes.products import Product, places, product
 from palimpsest.recipes.recipe import Recipe, Stage
 from tasks.storage import files, store
 from tasks.terminal.flags import flags_of
@@ -97,9 +97,10 @@ def finish(recipe: Recipe, stage: Stage, needs: dict[str, Product | None]) -> Pr
 def forget(recipe: Recipe, stages: Iterable[Stage]) -> None:
     """Removes what stages made, and their records."""
     for stage in stages:
-        fs, path = store.filesystem(stage.output)
-        if fs.exists(path):
-            fs.rm(path, recursive=True)
+        for place in places(stage):
+            fs, path = store.filesystem(place)
+            if fs.exists(path):
+                fs.rm(path, recursive=True)
         files.remove(_path(recipe, stage))
 
 

@@ -275,12 +275,33 @@ def test_a_killed_recipe_ends_as_one_never_killed(small, number):
     assert lock.read_bytes() == found
 
 
+def test_caches_of_languages_are_removed_with_their_stage(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(TEXTS))
+    path = tmp_path / "two.toml"
+    path.write_text(
+        "".join(f'[corpus.{name}]\ncorpus = "text:{tmp_path}/{name}.txt"\n' for name in "ab")
+        + '[cache.mine]\ntask = "span_corruption"\nvocabulary = "bytes"\nrow_tokens = 64\n'
+        "extra_ids = 100\n"
+    )
+    assert ran(path).returncode == 0
+    made = json.loads(path.with_suffix(".lock").read_text())["stages"]["cache.mine"]["made"]
+    assert list(made) == ["mine_a_span_corruption", "mine_b_span_corruption"]
+    path.write_text(path.read_text().replace("row_tokens = 64", "row_tokens = 32"))
+    assert ran(path).returncode == 2
+    again = ran(path, "--redo")
+    assert again.returncode == 0, again.stderr
+    other = json.loads(path.with_suffix(".lock").read_text())["stages"]["cache.mine"]["made"]
+    assert other["mine_a_span_corruption"]["rows"] > made["mine_a_span_corruption"]["rows"]
+
+
 def test_parts_of_a_recipe(small):
     assert_one_line(*_refused(small, "--only=cache.mine"), "needs vocabulary", "not finished")
     assert ran(small, "--until=vocabulary").returncode == 0
     assert ran(small, "--from=cache.mine").returncode == 0
     assert_one_line(*_refused(small, "--only=cache.mini"), "(did you mean cache.mine?)")
     assert_one_line(*_refused(small, "--from=cache.mine", "--until=vocabulary"), "comes after")
+    assert_one_line(*_refused(small, "--rehearse", "--from=cache.mine"), "leave out --from")
 
 
 def _refused(path, *flags):
