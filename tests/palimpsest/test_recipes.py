@@ -10,9 +10,12 @@ import pytest
 
 from palimpsest import run
 from palimpsest.recipes import recipe, records
+from tasks import registry
 from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import made, parse
 from tests.support.processes import ROOT, launched, started
 from tests.trainer.conftest import assert_one_line
+from trainer.config.from_flags import GinRunFlags, configured
 
 TEXTS = [f"line {n} of a text about {n % 7} boats and {n % 5} seas" for n in range(400)]
 # Vocabularies and caches take seconds; the trainer's stages are in the slow tests.
@@ -134,6 +137,23 @@ def test_a_mistake_in_a_recipe_is_named(tmp_path, before, after, message):
         recipe.read(str(path))
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda it: it.stem)
+def test_recipes_of_the_tree_are_whole(path):
+    read = recipe.read(str(path))
+    head, _ = recipe.tables_of(path)
+    assert {"title", "source"} <= head.keys() or path.stem == "demo"
+    for stage in read.stages:
+        if stage.kind != "pretrain" or "init_from" in stage.flags:
+            continue
+        flags = made(GinRunFlags, parse(GinRunFlags, stage.words))
+        config, origins = configured(flags)
+        assert (
+            origins.get("optimizer.name", "").startswith("optimizer preset") or path.stem == "demo"
+        )
+        task = registry.get(config.task)
+        assert task.objective.window_tokens(task.lengths)
 
 
 def test_show_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsys):
