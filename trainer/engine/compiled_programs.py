@@ -47,8 +47,8 @@ def _platform_of(name: str) -> str | None:
 
 def check_options(mesh: Mesh, given: Iterable[str]) -> None:
     """Raises UserError for an option that the compiler for `mesh` refuses."""
-    platform = mesh.devices.flat[0].platform
     for each in given:
+        platform = mesh.devices.flat[0].platform
         if _platform_of(each) not in (None, platform):
             raise UserError(f"--compiler_options={each}: it is not for {platform}: leave it out")
         nothing = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
