@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.fields import ReadIf, field
 
 if TYPE_CHECKING:
     from palimpsest.recipes.recipe import Recipe, Stage
+
+_OF_PARTS = ("only", "start", "until", "redo", "locked", "show")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,16 @@ class Flags:
         False,
         "find mistakes in two minutes: run all stages in a temporary folder, on a sample and with "
         "a small model",
+    )
+    plan: bool = field(
+        False,
+        "print the size, time and price of every stage, and what is finished, and run nothing",
+    )
+    topology: str | None = field(
+        None,
+        "TPU slice or GPUs on which --plan prices the runs, as in trainer.plan",
+        metavar="NAME",
+        read_if=ReadIf(lambda flags: flags.plan, "without --plan"),
     )
     only: str | None = field(None, "run this stage alone", metavar="STAGE")
     start: str | None = field(None, "run from this stage on", metavar="STAGE", aliases=("from",))
@@ -53,15 +65,18 @@ def run(flags: Flags) -> int:
     if not flags.recipe:
         raise UserError("name a recipe, such as recipes/demo.toml")
 
-    from palimpsest.recipes import lock, recipe, rehearsal, running
+    from palimpsest.recipes import lock, planning, recipe, rehearsal, running
 
-    if flags.rehearse:
-        parts = ("only", "start", "until", "redo", "locked", "show")
-        if others := [name for name in parts if getattr(flags, name)]:
+    for way in ("rehearse", "plan"):
+        others = [name for name in _OF_PARTS if getattr(flags, name) and getattr(flags, way)]
+        if others:
             name = "from" if others[0] == "start" else others[0]
-            raise UserError(f"--rehearse runs all stages: leave out --{name}")
+            raise UserError(f"--{way} is of all stages: leave out --{name}")
+    if flags.rehearse:
         return rehearsal.rehearse(flags.recipe, flags.folder)
     read = recipe.read(flags.recipe, flags.folder)
+    if flags.plan:
+        return planning.plan(read, flags.topology)
     chosen = _chosen(read, flags)
     if flags.show:
         for stage in chosen:

@@ -1,6 +1,7 @@
 """One build: checks, plan, job for unfinished shards, report."""
 
 import contextlib
+import json
 import tempfile
 import time
 from collections import Counter
@@ -248,6 +249,23 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     copies = cache_lists.copies(job.folder, job.plan, lists)
     expected = estimate.estimate(job, loaded, pieces, options.workers, here, copies)
 
+    size = sum(assignment.piece.bytes for assignment in assignments)
+    left = sum(piece.bytes for piece in pieces)
+    hours = expected.core_seconds / 3600
+    dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_PER_VCPU_HOUR)
+    if options.json:
+        counts = {
+            split: {name: quantity.value for name, quantity in each.items()}
+            for split, each in expected.counts.items()
+        }
+        local_seconds = expected.seconds if here is runner else None
+        values = {
+            **{"folder": job.folder, "bytes": size, "bytes_left": left, "counts": counts},
+            **{"seconds": local_seconds, "core_seconds": expected.core_seconds},
+            "dollars": dollars if runner.bills else None,
+        }
+        print(json.dumps(values))
+        return
     splits = list(job.plan.shards)
     rows: list[tuple[object, ...]]
     rows = [("shards", *(f"{count:,}" for count in job.plan.shards.values()))]
@@ -257,8 +275,6 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(summary.rules_table(expected.filtered))
-    size = sum(assignment.piece.bytes for assignment in assignments)
-    left = sum(piece.bytes for piece in pieces)
     seconds = (
         f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
     )
@@ -268,8 +284,6 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
         f"{expected.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB{seconds}"
     )
     if runner.bills:
-        hours = expected.core_seconds / 3600
-        dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_PER_VCPU_HOUR)
         print(
             f"on {runner.bills}: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
             f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, "

@@ -6,7 +6,7 @@ from pipeline.runners import engines, parts
 from tasks.cache.manifest import QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
-from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
+from tasks.terminal.fields import REQUIRED, SHARE, ReadIf, at_least, field
 from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 from tasks.vocabulary import FORMS
 
@@ -128,6 +128,11 @@ class Options:
         False, "add the corpus's new files to the existing cache, as further shards"
     )
     dry_run: bool = field(False, "estimate the size, time and cost of the build, and write nothing")
+    json: bool = field(
+        False,
+        "with --dry_run, print the estimate as JSON, a line for each language",
+        read_if=ReadIf(lambda options: options.dry_run, "without --dry_run"),
+    )
     price_per_vcpu_hour: float | None = field(
         None,
         "with --dry_run, dollars per Dataflow vCPU and hour, including memory and disk; the list "

@@ -315,6 +315,24 @@ def test_caches_of_languages_are_removed_with_their_stage(tmp_path):
     assert other["mine_a_span_corruption"]["rows"] > made["mine_a_span_corruption"]["rows"]
 
 
+def test_a_plan_knows_what_is_finished_and_what_is_left(small):
+    before = ran(small, "--plan")
+    assert before.returncode == 0, before.stderr
+    assert not (small.parent / "out").exists()
+    size = (small.parent / "corpus.txt").stat().st_size / 1e6
+    rows = {line.split()[0]: line for line in before.stdout.splitlines()}
+    assert f"{size:,.1f}" in rows["vocabulary"]
+    assert rows["cache.mine"].endswith("the rest needs vocabulary")
+    assert ran(small, "--only=vocabulary").returncode == 0
+    (line,) = (each for each in ran(small, "--plan").stdout.splitlines() if "cache.mine" in each)
+    assert line.split()[1:4] == ["to", "do", str(len(TEXTS))]
+    assert ran(small).returncode == 0
+    after = ran(small, "--plan").stdout
+    assert after.count("finished") == 2
+    assert_one_line(*_refused(small, "--topology=v5e:4x4"), "no effect without --plan")
+    assert_one_line(*_refused(small, "--plan", "--redo"), "leave out --redo")
+
+
 def test_parts_of_a_recipe(small):
     assert_one_line(*_refused(small, "--only=cache.mine"), "needs vocabulary", "not finished")
     assert ran(small, "--until=vocabulary").returncode == 0

@@ -1,0 +1,144 @@
+"""Plans a recipe before anything is spent: the size, time and price of every stage."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from palimpsest.recipes import records
+from palimpsest.recipes.recipe import Recipe, Stage
+from tasks.reading import languages, sources
+from tasks.terminal import child
+from tasks.terminal.command_line import UserError
+from tasks.terminal.table import table
+
+# Flags of a run that a plan for another machine does not read.
+_NOT_PLANNED = ("cache_dir", "model_dir", "init_from", "init_from_state")
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """What is known of a stage; None where it is not."""
+
+    documents: float | None = None
+    tokens: float | None = None
+    size: float | None = None  # bytes of text that it reads
+    hours: float | None = None
+    dollars: float | None = None
+    note: str = ""
+
+
+def plan(recipe: Recipe, topology: str | None) -> int:
+    """Prints a table of all stages; raises UserError if a run does not fit the slice."""
+    states = records.states(recipe)
+    found: dict[str, Planned] = {}
+    for stage in recipe.stages:
+        print(f"planning {stage.name}", file=sys.stderr, flush=True)
+        found[stage.name] = _planned(recipe, stage, states, topology)
+    header = ("stage", "state", "documents", "M tokens", "MB", "hours", "dollars", "")
+    rows = [
+        (
+            *(name, states[name].word, _number(each.documents, 1, 0)),
+            *(_number(each.tokens, 1e6, 1), _number(each.size, 1e6, 1)),
+            *(_number(each.hours, 1, 2), _number(each.dollars, 1, 2), each.note),
+        )
+        for name, each in found.items()
+    ]
+    hours = sum(each.hours or 0 for each in found.values())
+    dollars = sum(each.dollars or 0 for each in found.values())
+    rows.append(("all", "", "", "", "", _number(hours, 1, 2), _number(dollars, 1, 2), ""))
+    print(table(header, rows))
+    return 0
+
+
+def _number(value: float | None, unit: float, digits: int) -> str:
+    return "-" if value is None else f"{value / unit:,.{digits}f}"
+
+
+def _planned(
+    recipe: Recipe, stage: Stage, states: Mapping[str, records.State], topology: str | None
+) -> Planned:
+    if stage.kind in ("dedup", "vocabulary"):
+        return _of_corpora(stage)
+    if stage.kind == "cache":
+        made = states[stage.name].made
+        if made is not None:
+            counts = (
+                sum(each[name] for each in made.values())
+                for name in ("documents", "tokens", "text_bytes")
+            )
+            return Planned(*counts)
+        if missing := [name for name in stage.needs if states[name].made is None]:
+            return _of_corpora(stage, f"the rest needs {' and '.join(missing)}")
+        return _of_build(stage)
+    if stage.kind in ("pretrain", "finetune"):
+        if states[stage.name].word == records.FINISHED:
+            return Planned()
+        if topology is None:
+            return Planned(note="with --topology=v5e:4x4, h100:8 and so on")
+        return _of_run(recipe, stage, topology)
+    return Planned()
+
+
+def _of_corpora(stage: Stage, note: str = "") -> Planned:
+    """Returns the size of the corpora that a stage reads; unknown if they are its task's own."""
+    texts = stage.flags.get("corpus")
+    if not texts:
+        return Planned(note=note)
+    names = stage.flags.get("languages", (None,))[0]
+    try:
+        corpora = map(sources.resolve, languages.specs(texts, names, unnamed=True).values())
+        size = sum(piece.bytes for corpus in corpora for piece in corpus.pieces)
+    except UserError as error:  # such as a Hub that cannot be reached: the rest is planned
+        return Planned(note=f"not read: {error}")
+    return Planned(size=size, note=note)
+
+
+def _of_build(stage: Stage) -> Planned:
+    lines = _told([*stage.command.split(), *stage.words, "--dry_run", "--json"], stage)
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    counts = [of_split for each in found for of_split in each["counts"].values()]
+    seconds = [each["seconds"] for each in found if each["seconds"] is not None]
+    dollars = [each["dollars"] for each in found if each["dollars"] is not None]
+    return Planned(
+        sum(each["documents"] for each in counts),
+        sum(each["tokens"] for each in counts),
+        sum(each["bytes"] for each in found),
+        sum(seconds) / 3600 if seconds else None,
+        sum(dollars) if dollars else None,
+    )
+
+
+def _of_run(recipe: Recipe, stage: Stage, topology: str) -> Planned:
+    flags = {name: texts for name, texts in stage.flags.items() if name not in _NOT_PLANNED}
+    if "preset" not in flags and "gin_file" not in flags:  # the model of what it starts from
+        before = [each for each in recipe.stages if each.name in stage.needs]
+        flags |= {
+            name: texts
+            for each in before
+            for name, texts in each.flags.items()
+            if name == "preset" or name.startswith("model.")
+        }
+    words = [f"--{name}={text}" for name, texts in flags.items() for text in texts]
+    (line,) = _told(["plan", *words, f"--topology={topology}", "--json"], stage, whole=True)
+    found = json.loads(line)
+    devices = f"{found['devices']} x {found['device_kind']}"
+    note = f"{devices}, {found['needed_bytes'] / 1e9:,.1f} GB each"
+    return Planned(hours=found["hours"], dollars=found["dollars"], note=note)
+
+
+def _told(words: list[str], stage: Stage, whole: bool = False) -> list[str]:
+    """Returns the lines that a command prints, or all as one; raises UserError with its last."""
+    done = subprocess.run(
+        child.command("palimpsest", words),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it failed"]
+        last = lines[-1]
+        raise UserError(f"[{stage.name}] {last.partition(': error: ')[2] or last}")
+    return [done.stdout] if whole else done.stdout.splitlines()
