@@ -26,11 +26,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 from tasks.storage import files
-from tasks.terminal import child
+from tasks.terminal import child, extras
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
@@ -199,16 +198,8 @@ def _device() -> dict[str, Any]:
         "devices": jax.device_count(),
         "platform": first.platform,
         "kind": first.device_kind,
-        "software": {name: metadata.version(name) for name in _SOFTWARE if _is_installed(name)},
+        "software": extras.versions(_SOFTWARE),
     }
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _commit() -> str:

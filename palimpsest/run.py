@@ -30,7 +30,7 @@ class Flags:
     recipe: str = field("", "the recipe, a TOML file", positional=True, metavar="RECIPE.toml")
     folder: str | None = field(
         None,
-        "folder for all that the stages make, local or remote; None: the recipe's, or its name",
+        "folder to write to, local or remote; None: the recipe's folder, else its name",
     )
     show: bool = field(False, "print the stages' commands, which can be copied, and run nothing")
     rehearse: bool = field(
@@ -80,7 +80,7 @@ def run(flags: Flags) -> int:
     chosen = _chosen(read, flags)
     if flags.show:
         for stage in chosen:
-            print(f"palimpsest {shlex.join([*stage.command.split(), *stage.words])}")
+            print(f"palimpsest {shlex.join(stage.line)}")
         return 0
     before = lock.read(read) if flags.locked else None
     if before:

@@ -1,4 +1,4 @@
-"""What flows between the stages of a recipe: corpora, folders, tasks and lengths."""
+"""Flags that flow between the stages of a recipe: corpora, folders, tasks and lengths."""
 
 import dataclasses
 import re
@@ -50,7 +50,7 @@ _MODEL = "pretrain"
 
 
 def order(names: Iterable[str]) -> list[str]:
-    """Returns stages by kind; those of a fine-tuned model follow its training."""
+    """Returns stages sorted by kind; stages of a fine-tuned model come right after its training."""
     names, kinds = list(names), list(KINDS)
 
     def rank(name: str) -> tuple[int, int, int]:

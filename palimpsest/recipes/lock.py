@@ -3,17 +3,20 @@
 import pathlib
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
+from palimpsest.recipes.recipe import read as read_recipe
 from palimpsest.recipes.records import HOW
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
 _FORMAT = 1
 _PROCESSES = "processes."
+# Stands for the folder of the recipe in flags.
+_ANY_FOLDER = "{folder}"
 _PACKAGES = (
     *("palimpsest-lm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain"),
     *("apache-beam", "pyarrow", "sentencepiece", "transformers"),
@@ -39,9 +42,9 @@ def read(recipe: Recipe) -> dict[str, Any]:
 def write(recipe: Recipe, made: Mapping[str, Product | None]) -> None:
     """Writes the lock of all stages that are finished."""
     stages = {
-        stage.name: {**_given(recipe, stage), "made": made[stage.name]}
-        for stage in recipe.stages
-        if made[stage.name] is not None
+        name: {**given, "made": made[name]}
+        for name, given in _given(recipe).items()
+        if made[name] is not None
     }
     files.write_json(
         str(path_of(recipe)), {"format": _FORMAT, "software": software(), "stages": stages}
@@ -50,12 +53,12 @@ def write(recipe: Recipe, made: Mapping[str, Product | None]) -> None:
 
 def check_stages(recipe: Recipe, locked: Mapping[str, Any]) -> None:
     """Raises UserError if flags or software differ from the lock's."""
-    for stage in recipe.stages:
-        theirs, ours = locked["stages"].get(stage.name, {}), _given(recipe, stage)
+    for stage, ours in _given(recipe).items():
+        theirs = locked["stages"].get(stage, {})
         for key in ("command", "flags"):
             if theirs.get(key) != ours[key]:
                 raise UserError(
-                    f"--locked: {stage.name} has other {key} than in {path_of(recipe)}: "
+                    f"--locked: {stage} has other {key} than in {path_of(recipe)}: "
                     f"{_first(theirs.get(key), ours[key])}"
                 )
     if locked["software"] != software():
@@ -77,23 +80,23 @@ def check_made(recipe: Recipe, stage: Stage, made: Product, locked: Mapping[str,
 
 def software() -> dict[str, str]:
     """Returns the versions of Python and of the installed packages that decide the results."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    system = {"python": platform.python_version(), "machine": platform.machine()}
+    return system | extras.versions(_PACKAGES)
 
 
-def _given(recipe: Recipe, stage: Stage) -> dict[str, Any]:
-    """Returns a stage's command and flags, for any folder and without what changes no result."""
-    flags = {
-        name: [text.replace(recipe.folder, "{folder}", 1) for text in texts]
-        for name, texts in stage.flags.items()
-        if name not in HOW and not name.startswith(_PROCESSES)
+def _given(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Returns each stage's command and flags, for any folder, without what changes no result."""
+    return {
+        stage.name: {
+            "command": stage.command,
+            "flags": {
+                name: list(texts)
+                for name, texts in stage.flags.items()
+                if name not in HOW and not name.startswith(_PROCESSES)
+            },
+        }
+        for stage in read_recipe(str(recipe.path), _ANY_FOLDER).stages
     }
-    return {"command": stage.command, "flags": flags}
 
 
 def _first(theirs: Any, ours: Any) -> str:

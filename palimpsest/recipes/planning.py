@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 
 from palimpsest.recipes import records
 from palimpsest.recipes.recipe import Recipe, Stage
+from palimpsest.recipes.running import told
 from tasks.reading import languages, sources
-from tasks.terminal import child
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
@@ -19,7 +18,7 @@ _NOT_PLANNED = ("cache_dir", "model_dir", "init_from", "init_from_state")
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """What is known of a stage; None where it is not."""
+    """The size, time and price of a stage, as far as they are known."""
 
     documents: float | None = None
     tokens: float | None = None
@@ -96,7 +95,7 @@ def _of_corpora(stage: Stage, note: str = "") -> Planned:
 
 
 def _of_build(stage: Stage) -> Planned:
-    lines = _told([*stage.command.split(), *stage.words, "--dry_run", "--json"], stage)
+    lines = told(stage, [*stage.line, "--dry_run", "--json"]).splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
     counts = [of_split for each in found for of_split in each["counts"].values()]
     seconds = [each["seconds"] for each in found if each["seconds"] is not None]
@@ -121,24 +120,7 @@ def _of_run(recipe: Recipe, stage: Stage, topology: str) -> Planned:
             if name == "preset" or name.startswith("model.")
         }
     words = [f"--{name}={text}" for name, texts in flags.items() for text in texts]
-    (line,) = _told(["plan", *words, f"--topology={topology}", "--json"], stage, whole=True)
-    found = json.loads(line)
+    found = json.loads(told(stage, ["plan", *words, f"--topology={topology}", "--json"]))
     devices = f"{found['devices']} x {found['device_kind']}"
     note = f"{devices}, {found['needed_bytes'] / 1e9:,.1f} GB each"
     return Planned(hours=found["hours"], dollars=found["dollars"], note=note)
-
-
-def _told(words: list[str], stage: Stage, whole: bool = False) -> list[str]:
-    """Returns the lines that a command prints, or all as one; raises UserError with its last."""
-    done = subprocess.run(
-        child.command("palimpsest", words),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it failed"]
-        last = lines[-1]
-        raise UserError(f"[{stage.name}] {last.partition(': error: ')[2] or last}")
-    return [done.stdout] if whole else done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""What stages made, as hashes that depend on nothing but the recipe and its corpora."""
+"""Hashes of what stages made; they depend on nothing but the recipe and its corpora."""
 
 import collections
 import hashlib

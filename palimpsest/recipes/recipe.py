@@ -49,8 +49,13 @@ class Stage:
 
     @property
     def words(self) -> list[str]:
-        """The words of the command's line after its name."""
+        """The flags as typed."""
         return [f"--{flag}={text}" for flag, texts in self.flags.items() for text in texts]
+
+    @property
+    def line(self) -> list[str]:
+        """The words of the command's line after "palimpsest"."""
+        return [*self.command.split(), *self.words]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +178,12 @@ def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
         if not _NAME.fullmatch(name):
             raise UserError(f"[{kind}.{name}]: a name has letters, digits, _ and - only")
         yield name, toml_flags.flat(value)
+
+
+def names_of(kind: str) -> set[str]:
+    """Returns the keys that the tables of a kind may have, without those of a runner."""
+    names = {name for each in KINDS[kind].commands for flag in _flags(each) for name in flag.names}
+    return names | {*flows.OF_RECIPE}
 
 
 def _flags(name: str) -> tuple[Any, ...]:

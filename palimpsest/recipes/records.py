@@ -21,7 +21,7 @@ TODO, BEGUN, FINISHED, CONTINUED, CHANGED = "to do", "begun", "finished", "conti
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What is left of a stage to do; `why` says, in one line, what changed since it ran."""
+    """The state of a stage, in one word; `why` names what changed since it ran."""
 
     word: str
     why: str = ""

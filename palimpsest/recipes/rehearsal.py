@@ -6,10 +6,10 @@ its 20 updates and is resumed.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
-import subprocess
 import tempfile
 import time
 import uuid
@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from palimpsest.recipes import recipe as recipes
-from palimpsest.recipes.recipe import Recipe, Stage
+from palimpsest.recipes.recipe import Recipe
+from palimpsest.recipes.running import told
 from tasks import registry
 from tasks.reading import languages, sources
 from tasks.storage import files
-from tasks.terminal import child, toml_flags
+from tasks.terminal import toml_flags
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 
@@ -72,10 +73,11 @@ def rehearse(path: str, folder: str | None) -> int:
         small = recipes.of_tables(recipe.path, tables, files.join(scratch, "run"))
         for stage in small.stages:
             if stage.kind in ("pretrain", "finetune"):
+                half = {**stage.flags, "train_steps": (str(_UPDATES // 2),)}
                 with _timed(f"{stage.name}: {_UPDATES // 2} updates"):
-                    _run(stage, scratch, f"--train_steps={_UPDATES // 2}")
+                    told(stage, dataclasses.replace(stage, flags=half).line)
             with _timed(stage.name):
-                _run(stage, scratch)
+                told(stage, stage.line)
     print(f"rehearsed {recipe.path} in {time.monotonic() - begin:.0f} s")
     return 0
 
@@ -84,7 +86,7 @@ def _places(recipe: Recipe) -> Iterator[str]:
     """Yields the folders in which the recipe's stages make theirs."""
     yield recipe.folder
     for stage in recipe.stages:
-        if not stage.output.startswith(recipe.folder):
+        if not stage.output.startswith(f"{recipe.folder}/"):
             yield stage.output.rpartition("/")[0] or "."
 
 
@@ -112,23 +114,6 @@ def _timed(what: str) -> Iterator[None]:
     print(f"{time.monotonic() - begin:6.1f} s  {what}", flush=True)
 
 
-def _run(stage: Stage, scratch: str, *more: str) -> None:
-    """Runs a stage quietly; raises UserError with the last line of one that fails."""
-    words = [word for word in stage.words if not more or not word.startswith("--train_steps=")]
-    log = pathlib.Path(scratch, f"{stage.name}.log")
-    with log.open("wb") as file:
-        code = subprocess.run(
-            child.command("palimpsest", [*stage.command.split(), *words, *more]),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        ).returncode
-    if code:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-        last = next((line for line in reversed(lines) if line), f"ended with code {code}")
-        raise UserError(f"[{stage.name}] {last.partition(': error: ')[2] or last}")
-
-
 def _small(tables: recipes.Tables, scratch: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Returns the tables of a recipe for its rehearsal; writes the samples of its corpora."""
     sampled, flowing = _Samples(scratch), any(name.startswith("corpus.") for name in tables)
@@ -136,10 +121,12 @@ def _small(tables: recipes.Tables, scratch: pathlib.Path) -> dict[str, dict[str,
     for name, table in tables.items():
         kind = name.partition(".")[0]
         left_out = _DROPPED.get(kind, ())
+        # A runner has flags of its own, such as Dataflow's project.
+        own = recipes.names_of(kind) if "runner" in table else table.keys()
         flat = {
             key: value
             for key, value in table.items()
-            if key not in left_out and not key.startswith(_DROPPED_GROUPS)
+            if key not in left_out and key in own and not key.startswith(_DROPPED_GROUPS)
         }
         if "corpus" in flat or kind == "corpus":
             flat |= sampled.of(name, flat.get("corpus", ""), flat.pop("languages", None))

@@ -20,7 +20,7 @@ _CHANGED = (records.CHANGED, records.CONTINUED)
 def run(
     recipe: Recipe, chosen: Sequence[Stage], redo: bool, locked: Mapping[str, Any] | None
 ) -> int:
-    """Runs those of the `chosen` stages that are not finished; returns an exit code.
+    """Runs the unfinished ones among the `chosen` stages; returns an exit code.
 
     `locked` is the lock file that stages must agree with; None writes it.
     """
@@ -88,7 +88,7 @@ def _redone(
 
 def _run(stage: Stage) -> int:
     """Runs a stage's command; signals that end it leave this process in order."""
-    process = subprocess.Popen(child.command("palimpsest", [*stage.command.split(), *stage.words]))
+    process = subprocess.Popen(child.command("palimpsest", stage.line))
     # Ctrl-C reaches the command, too; this process waits for its end.
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
@@ -102,5 +102,22 @@ def _run(stage: Stage) -> int:
     return code if code >= 0 else 128 - code
 
 
+def told(stage: Stage, words: Sequence[str]) -> str:
+    """Runs a command for `stage` and returns its output; raises UserError with its last line."""
+    done = subprocess.run(
+        child.command("palimpsest", words),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+        last = next(filter(None, reversed(lines)), f"ended with code {done.returncode}")
+        raise UserError(f"[{stage.name}] {last.partition(': error: ')[2] or last}")
+    return done.stdout
+
+
 def _line(stage: Stage) -> str:
-    return f"palimpsest {shlex.join([*stage.command.split(), *stage.words])}"
+    return f"palimpsest {shlex.join(stage.line)}"

@@ -1,7 +1,8 @@
 """Packages that only some commands need, and the extras that install them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 
 from tasks.terminal.command_line import UserError
 
@@ -27,6 +28,15 @@ DISTRIBUTION = "palimpsest-lm"  # the package index has another project named pa
 def install(extra: str) -> str:
     """Returns the command that installs the packages of an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of those distributions that are installed, by name."""
+    found = {}
+    for name in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def missing(work: str, package: str | None, extra: str) -> UserError:

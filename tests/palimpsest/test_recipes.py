@@ -376,6 +376,24 @@ def test_a_rehearsal_finds_mistakes_in_seconds(small, before, after, words):
     assert not (small.parent / "out").exists()
 
 
+def test_a_rehearsal_leaves_out_the_runner_and_its_flags(small):
+    more = 'row_tokens = 64\nrunner = "DataflowRunner"\nproject = "p"\nregion = "r"'
+    small.write_text(small.read_text().replace("row_tokens = 64", more))
+    done = ran(small, "--rehearse")
+    assert done.returncode == 0, done.stderr
+    assert "--project=p" in ran(small, "--show").stdout
+
+
+def test_the_name_of_the_folder_is_replaced_only_where_it_is_the_folder(small):
+    locks = []
+    for folder in ("t", "span"):  # letters of other values
+        command = ["-m", "palimpsest", "run", small.name, f"--folder={folder}"]
+        done = started(*command, cwd=small.parent)
+        assert done.returncode == 0, done.stderr
+        locks.append(small.with_suffix(".lock").read_bytes())
+    assert locks[0] == locks[1]
+
+
 def test_a_rehearsal_needs_a_folder_that_can_be_written(small):
     (small.parent / "out").write_text("a file")
     refused = ran(small, "--rehearse")

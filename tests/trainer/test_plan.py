@@ -166,7 +166,10 @@ def test_a_search_keeps_attempts_for_variants_of_the_best(monkeypatch, most, div
     monkeypatch.setattr(search, "evaluated", lambda plan: plan)
     monkeypatch.setattr(search, "_report", lambda _: None)
 
+    compiled_ones = []
+
     def attempt(asked, target, values, known=None):
+        compiled_ones.append(values)
         subject = asked.with_values(values)
         plan = types.SimpleNamespace(missing=0, step=1.0, subject=subject)
         return search.Attempt(values, plan)
@@ -177,6 +180,7 @@ def test_a_search_keeps_attempts_for_variants_of_the_best(monkeypatch, most, div
         each for each in found if "compiler_options" in each or not each.get("model.scan_layers", 1)
     ]
     assert (len(found) - len(variants), len(variants)) == (divided, varied)
+    assert len(compiled_ones) == len(found)
 
 
 @pytest.mark.parametrize(

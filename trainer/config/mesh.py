@@ -63,8 +63,8 @@ class MeshConfig(Checked):
     divide_update: bool | None = field(
         None,
         "every part of data updates its own share of the parameters and keeps only its optimizer "
-        "state (ZeRO-1), instead of all of them; None: where XLA sums gradients into shares, so "
-        "not on TPU slices of more than 8 chips",
+        "state (ZeRO-1), instead of all of them; None: true, except on TPU slices of more than 8 "
+        "chips, where XLA sums whole gradients",
         read_if=ReadIf(
             lambda config: config.trainable is None and config.lora.rank is None,
             "with --trainable or --lora.rank, where every part updates all that learns",

@@ -73,13 +73,14 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
 
 
 def _found(each: Instruction, key: str, kind: str, started: bool, overlapped: bool) -> Found:
+    """Returns a collective, with the bytes of the whole array."""
     sizes = [array.size for array in each.arrays if array.size]
     # A start's shape lists the argument before the result.
     size = max(sizes, default=0) if started else sum(sizes)
     pairs = _pairs(each)
     groups = replica_groups(each.attributes)
     group = pairs[0] if pairs else tuple(groups[0]) if groups else ()
-    if each.opcode == "reduce-scatter":
+    if each.opcode == "reduce-scatter":  # its start lists the whole array
         size *= max(len(group), 1)
     return Found(key, kind, size, group, overlapped, pairs)
 

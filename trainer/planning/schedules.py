@@ -100,18 +100,19 @@ class Bundles:
             limits |= {condition: int(limit) for condition, limit in _EXIT.findall(line)}
             indices.update(_INDEX.findall(line))
             compared |= {condition: rest for condition, *rest in _COMPARED.findall(line)}
-        targets = [
-            (at, no, when, first[region]) for at, no, when, region in jumps if region in first
-        ]
-        loops = {(start, at): limits.get(when) for at, _, when, start in targets if start <= at}
-        skips = {}
-        for at, no, when, end in targets:
-            comparison, register = compared.get(when, ("", ""))
+        loops: dict[tuple[int, int], int | None] = {}
+        skips: dict[tuple[int, int], bool] = {}
+        for at, negation, condition, region in jumps:
+            if region not in first:
+                continue
+            to = first[region]
+            if to <= at:
+                loops[to, at] = limits.get(condition)
+                continue
+            comparison, register = compared.get(condition, ("", ""))
             # The jump leaves the part out where its condition holds.
-            if end > at:
-                skips[at + 1, end - 1] = register in indices and comparison == (
-                    "eq" if no else "ne"
-                )
+            but_one = comparison == ("eq" if negation else "ne")
+            skips[at + 1, to - 1] = but_one and register in indices
         return cls(address + 1, dict(sorted(loops.items())), skips, frozenset(pipelined), stages)
 
     def fusion_cycles(self) -> int:
@@ -219,7 +220,7 @@ class Schedules:
     def program(self) -> str | None:
         """Returns the text of the last compiled program as libtpu wrote it; None if it did not.
 
-        Its estimates are left out: it has those of some operations only.
+        XLA's estimates are left out, since only some operations have one.
         """
         pattern = os.path.join(glob.escape(self._folder.name), "*-TLP-hlo.txt")
         paths = sorted(glob.glob(pattern), key=os.path.getmtime)

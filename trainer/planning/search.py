@@ -73,9 +73,8 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
     divided, varied = _attempts(asked, target), _variants(asked, target, attempts)
     options = _OPTIONS.get(target.devices[0].platform, ())
     first = max(most - 1 - len(options), (most + 1) // 2)
-    for attempt in itertools.chain(itertools.islice(divided, first), varied, divided):
-        if len(attempts) == most:
-            break
+    every = itertools.chain(itertools.islice(divided, first), varied, divided)
+    for attempt in itertools.islice(every, most):  # the next one would be compiled
         attempts.append(attempt)
         _report(attempt)
     attempts.sort(key=lambda each: each.rank)
@@ -196,15 +195,19 @@ def _variants(asked: Subject, target: Target, tried: list[Attempt]) -> Iterator[
     of = best()
     if of and of.plan and of.plan.subject.config.model.scan_layers:
         # Unrolled layers take longer to compile and often run faster.
-        unrolled = _attempt(asked, target, {**of.values, _SCAN: False})
-        yield from [unrolled] if unrolled else ()
+        attempt = _attempt(asked, target, {**of.values, _SCAN: False})
+        if attempt:
+            yield attempt
     of = best()
+    if of is None:
+        return
     given = asked.config.compiler_options
-    for group in _OPTIONS.get(target.devices[0].platform, ()) if of else ():
+    for group in _OPTIONS.get(target.devices[0].platform, ()):
         values = dict(each.split("=", 1) for each in (*given, *group))
         options = tuple(f"{name}={value}" for name, value in values.items())
-        varied = _attempt(asked, target, {**(of.values if of else {}), _COMPILER: options})
-        yield from [varied] if varied else ()
+        attempt = _attempt(asked, target, {**of.values, _COMPILER: options})
+        if attempt:
+            yield attempt
 
 
 def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:

@@ -114,9 +114,21 @@ def test_a_gather_that_several_fusions_carry_counts_once():
     assert {work(module, name).bytes for name in ("start", "done")} == {0}
 
 
+def test_an_asynchronous_sum_into_shares_sends_three_quarters_of_the_whole():
+    share, group = "f32[256,1024]{1,0:T(8,128)}", "replica_groups={{0,1,2,3}}, dimensions={0}"
+    module = program(
+        [
+            f"%s = ({MATRIX}, {share}) reduce-scatter-start(%p), channel_id=1, {group}",
+            f"%d = {share} reduce-scatter-done(%s)",
+        ]
+    )
+    (found,) = timed(module).collectives
+    assert found.sent == 3 * MIB
+
+
 @pytest.mark.parametrize(("kind", "sent"), [("reduce-scatter", 3 * MIB), ("negate", 0)])
 def test_a_sparse_core_sums_beside_the_program(kind, sent):
-    """As libtpu 0.0.52 writes it for v5p and v6e; other offloaded work is no collective."""
+    """The program is written as by libtpu 0.0.52 for v5p; other offloaded work is no collective."""
     share, state = "f32[256,1024]{1,0:T(8,128)}", "(s32[8]{0:T(128)})"
     body = (
         "%called_computation.1 (x: f32[1024,1024]) -> f32[256,1024] {\n"
