@@ -43,9 +43,9 @@ KINDS: Mapping[str, Kind] = {
     "report": Kind("report"),
     "export": Kind("export", ("export_t5x",)),
 }
-# Kinds whose stages always have a name, as in [cache.NAME].
+# Kinds whose stages always have a name, as in [cache.NAME], and those whose stages may have one.
 NAMED = ("cache", "finetune")
-_READS_MODEL = ("evaluate", "report", "export")
+MAY_BE_NAMED = _READS_MODEL = ("evaluate", "report", "export")
 _MODEL = "pretrain"
 
 
@@ -70,32 +70,48 @@ class Flowing:
     corpora: Mapping[str, Mapping[str, Any]]
     given: Mapping[str, Mapping[str, Any]]
 
-    def flags(self, name: str, typed: Flags, needs: list[str]) -> Flags:
+    def flags(
+        self, name: str, typed: Flags, needs: list[str], within: tuple[str, ...] = ()
+    ) -> Flags:
         """Returns a stage's flags: those that flow to it, and those `typed`, which win.
 
-        Adds the names of the stages that it reads to `needs`.
+        Adds the names of the stages that it reads to `needs`. `within` are stages whose flags name
+        this one.
         """
+        if name in within:
+            raise UserError(f"{{{name}}} refers to itself")
         kind, _, of = name.partition(".")
         flowing = getattr(self, f"_{kind}")(of, typed)
         found = {flag: texts for flag, texts in {**flowing, **typed}.items() if any(texts)}
         if kind in ("pretrain", "finetune"):
             read = [each.partition("=")[0] for each in found.get("task", ("",))[0].split(",")]
             needs += [f"cache.{each}" for each in self._caches() if self._task_of(each) in read]
-        return {flag: tuple(self._filled(each, needs) for each in found[flag]) for flag in found}
+        inside = (*within, name)
+        return {
+            flag: tuple(self._filled(each, needs, inside) for each in found[flag]) for flag in found
+        }
 
     def made_by(self, name: str, flags: Mapping[str, tuple[str, ...]]) -> str:
         """Returns the file or folder that a stage with these flags makes."""
+
+        def one(flag: str) -> str:
+            if flag not in flags:
+                model = " or a [pretrain]" if flag == "model_dir" else ""
+                raise UserError(f"it needs the key {flag}{model}")
+            return flags[flag][0]
+
         kind = name.partition(".")[0]
         if kind == "cache":
-            task = _own_task(flags["task"][0], flags.get("name", ("",))[0])
-            return files.join(flags["cache_dir"][0], task)
-        if kind in ("pretrain", "finetune"):
-            return flags["model_dir"][0]
-        if kind == "evaluate" and "output" not in flags:
-            return files.join(flags["model_dir"][0], "evaluation.json")
-        return flags["output"][0]
+            task = _own_task(one("task"), flags.get("name", ("",))[0])
+            return files.join(one("cache_dir"), task)
+        if kind in ("pretrain", "finetune") or (kind == "evaluate" and "output" not in flags):
+            within = ["evaluation.json"] * (kind == "evaluate")
+            return files.join(one("model_dir"), *within)
+        if kind in _READS_MODEL:
+            one("model_dir")
+        return one("output")
 
-    def _filled(self, text: str, needs: list[str]) -> str:
+    def _filled(self, text: str, needs: list[str], within: tuple[str, ...]) -> str:
         """Returns a text with the outputs of the stages that it names; adds these to `needs`."""
 
         def output(found: re.Match[str]) -> str:
@@ -107,40 +123,49 @@ class Flowing:
             needs.append(name)
             table = self.given[name]
             own: Flags = {key: (str(table[key]),) for key in _PLACES if key in table}
-            return self.made_by(name, self.flags(name, own, []))
+            return self.made_by(name, self.flags(name, own, [], within))
 
         return _REFERENCE.sub(output, text)
 
     def _place(self, *parts: str) -> str:
         return files.join(self.folder, *parts)
 
-    def _specs(self, name: str, typed: Flags) -> Flags:
-        """Returns --corpus and --languages of the corpora that a stage reads."""
+    def _chosen(self, name: str) -> list[str]:
+        """Returns the names of the corpora that a stage reads."""
         given = self.given[name].get(CORPORA, list(self.corpora))
         chosen = [given] if isinstance(given, str) else given
+        if not _are_texts(chosen):
+            raise UserError(f"{CORPORA}={chosen}: it must be a list of names of corpora")
         for each in chosen:
             if each not in self.corpora:
                 raise UserError(f"{CORPORA}: there is no [corpus.{each}]")
+        return chosen
+
+    def _specs(self, name: str, typed: Flags) -> Flags:
+        """Returns --corpus and --languages of the corpora that a stage reads."""
+        chosen = self._chosen(name)
         if "corpus" in typed or not chosen:
             return {}
         found: Flags = {"corpus": (), "languages": ()}
         for each in chosen:
             table = dict(self.corpora[each])
-            spec, languages = table.pop("corpus", None), table.pop("languages", ())
-            table.pop(_WEIGHT, None)
+            spec, weight = table.pop("corpus", None), table.pop(_WEIGHT, 1)
+            languages = table.pop("languages", [])
             specs = spec if isinstance(spec, list) else [spec]
-            if not all(isinstance(text, str) for text in specs) or table:
+            languages = [languages] if isinstance(languages, str) else languages
+            is_number = isinstance(weight, int | float) and weight > 0
+            if not _are_texts(specs) or not _are_texts(languages) or not is_number or table:
                 raise UserError(
-                    f"[corpus.{each}] has the keys corpus (a SPEC), languages and {_WEIGHT}"
-                    + "".join(f"; unknown: {key}" for key in table)
+                    f"[corpus.{each}] has the keys corpus (a SPEC), languages (texts) and "
+                    f"{_WEIGHT} (a number above 0)" + "".join(f"; unknown: {key}" for key in table)
                 )
-            if len(chosen) > 1 and len(specs) > 1:
-                raise UserError(f"[corpus.{each}] has several SPECs: give each a [corpus.NAME]")
+            if len(chosen) > 1 and (len(specs) > 1 or languages):
+                raise UserError(
+                    f"[corpus.{each}] has several SPECs or languages, but is not the only corpus: "
+                    "give each a [corpus.NAME]"
+                )
             found["corpus"] += tuple(specs) if len(chosen) == 1 else (f"{each}={specs[0]}",)
-            if languages:
-                found["languages"] = (
-                    ",".join(languages if isinstance(languages, list) else [languages]),
-                )
+            found["languages"] = (",".join(languages),)
         return found
 
     def _dedup(self, of: str, typed: Flags) -> Flags:
@@ -148,10 +173,10 @@ class Flowing:
 
     def _vocabulary(self, of: str, typed: Flags) -> Flags:
         found = self._specs("vocabulary", typed)
-        chosen = self.given["vocabulary"].get(CORPORA, list(self.corpora))
-        weights = {name: self.corpora[name].get(_WEIGHT) for name in chosen}
-        if found and any(weights.values()):
-            found["weights"] = (",".join(f"{name}={each or 1}" for name, each in weights.items()),)
+        corpora = {each: self.corpora[each] for each in self._chosen("vocabulary")}
+        if found and len(corpora) > 1 and any(_WEIGHT in each for each in corpora.values()):
+            weights = (f"{each}={table.get(_WEIGHT, 1)}" for each, table in corpora.items())
+            found["weights"] = (",".join(weights),)
         return {**found, "output": (self._place("vocabulary"),)}
 
     def _cache(self, of: str, typed: Flags) -> Flags:
@@ -177,9 +202,10 @@ class Flowing:
         found = registry.get(task)
         own = (found.lengths.inputs, found.lengths.targets)
         inputs, targets = (
-            default if each is None else int(each)
-            for each, default in zip(lengths, own, strict=True)
+            default if each is None else each for each, default in zip(lengths, own, strict=True)
         )
+        if not isinstance(inputs, int) or not isinstance(targets, int):
+            return None  # the run refuses them
         return found.objective.window_tokens(Lengths(inputs, targets))
 
     def _keys(self, name: str, *keys: str) -> list[Any]:
@@ -225,14 +251,23 @@ class Flowing:
         return f"{{{name}}}" if name in self.given else ""
 
     def _evaluate(self, of: str, typed: Flags) -> Flags:
-        return {"model_dir": (self._model(of),)}
+        found: Flags = {"model_dir": (self._model(of),)}
+        if of and f"finetune.{of}" not in self.given:  # beside [evaluate] of the same model
+            found["output"] = (self._place("evaluations", f"{of}.json"),)
+        return found
 
     def _report(self, of: str, typed: Flags) -> Flags:
-        return {"model_dir": (self._model(of),), "output": (f"{self._model(of)}/report.html",)}
+        own = of and f"finetune.{of}" not in self.given
+        page = f"report_{of}.html" if own else "report.html"
+        return {"model_dir": (self._model(of),), "output": (f"{self._model(of)}/{page}",)}
 
     def _export(self, of: str, typed: Flags) -> Flags:
-        place = self._place(f"export/{of}" if of else "export")
+        place = self._place("export", of or _MODEL)
         return {"model_dir": (self._model(of),), "output": (place,)}
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
 def _own_task(task: str, name: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
-from palimpsest.recipes.recipe import read as read_recipe
 from palimpsest.recipes.records import HOW
 from tasks.storage import files
 from tasks.terminal import extras
@@ -15,8 +14,6 @@ from tasks.terminal.command_line import UserError
 
 _FORMAT = 1
 _PROCESSES = "processes."
-# Stands for the folder of the recipe in flags.
-_ANY_FOLDER = "{folder}"
 _PACKAGES = (
     *("palimpsest-lm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain"),
     *("apache-beam", "pyarrow", "sentencepiece", "transformers"),
@@ -34,7 +31,12 @@ def read(recipe: Recipe) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"--locked: there is no {path}; a run without --locked writes it")
     value = files.read_json(str(path))
-    if not isinstance(value, dict) or value.get("format") != _FORMAT:
+    stages = value.get("stages") if isinstance(value, dict) else None
+    whole = isinstance(stages, dict) and all(
+        isinstance(each, dict) and {"command", "flags", "made"} <= each.keys()
+        for each in stages.values()
+    )
+    if not whole or value.get("format") != _FORMAT or "software" not in value:
         raise UserError(f"{path} is not a lock file: delete it, and run without --locked")
     return value
 
@@ -53,6 +55,10 @@ def write(recipe: Recipe, made: Mapping[str, Product | None]) -> None:
 
 def check_stages(recipe: Recipe, locked: Mapping[str, Any]) -> None:
     """Raises UserError if flags or software differ from the lock's."""
+    if more := locked["stages"].keys() - {stage.name for stage in recipe.stages}:
+        raise UserError(
+            f"--locked: {path_of(recipe)} has the stage {min(more)}, which {recipe.path} lacks"
+        )
     for stage, ours in _given(recipe).items():
         theirs = locked["stages"].get(stage, {})
         for key in ("command", "flags"):
@@ -95,7 +101,7 @@ def _given(recipe: Recipe) -> dict[str, dict[str, Any]]:
                 if name not in HOW and not name.startswith(_PROCESSES)
             },
         }
-        for stage in read_recipe(str(recipe.path), _ANY_FOLDER).stages
+        for stage in recipe.portable.values()
     }
 
 

@@ -14,6 +14,8 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import VOCABULARY_FILES
 
 _COUNTED = ("documents", "tokens", "rows", "text_bytes")
+# Columns of an exclude list that say what is listed, and why.
+_LISTED = ("high", "low", "place", "paragraph", "reason")
 _EXPORTED = (".safetensors", ".json", ".model")
 # Written by an export beside the model, with times or paths.
 _NOT_HASHED = ("conversion.json",)
@@ -40,7 +42,13 @@ def places(stage: Stage) -> list[str]:
 
 
 def _dedup(output: str) -> Product:
-    return {"exclude.arrow": files.sha256(files.join(output, "exclude.arrow"))}
+    """Returns a hash of what is listed, without the header, which has the corpora's places."""
+    import pyarrow as pa
+
+    listed = pa.ipc.open_file(files.read_bytes(files.join(output, "exclude.arrow"))).read_all()
+    columns = (listed.column(name).to_numpy().tobytes() for name in _LISTED)
+    digest = hashlib.sha256(b"".join(columns)).hexdigest()
+    return {"sha256": digest, "entries": listed.num_rows}
 
 
 def _vocabulary(output: str) -> Product | None:

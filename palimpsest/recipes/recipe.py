@@ -21,6 +21,8 @@ from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
 _HEAD = "recipe"
 _CORPUS = "corpus"
 _TABLES = (_HEAD, _CORPUS, *KINDS)
+# Stands for the folder of a recipe in records and lock files.
+ANY_FOLDER = "{folder}"
 Tables = Mapping[str, dict[str, Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -60,11 +62,15 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The stages of a recipe in the order in which they run; `folder` holds what they make."""
+    """The stages of a recipe in the order in which they run; `folder` holds what they make.
+
+    `portable` are the same stages with ANY_FOLDER in the place of the folder.
+    """
 
     path: pathlib.Path
     folder: str
     stages: tuple[Stage, ...]
+    portable: Mapping[str, Stage]
 
     def stage(self, name: str, flag: str) -> Stage:
         """Returns the stage of this name; raises UserError if there is none."""
@@ -121,12 +127,21 @@ def of_tables(path: pathlib.Path, tables: Tables, folder: str) -> Recipe:
         if name.startswith(f"{_CORPUS}.")
     }
     given = {name: table for name, table in tables.items() if not name.startswith(f"{_CORPUS}.")}
-    flowing = flows.Flowing(folder.rstrip("/"), corpora, given)
     with _in(path):
         if not given:
             raise UserError(f"there is no stage; give one of {', '.join(KINDS)}")
-        stages = [_stage(name, given[name], flowing) for name in flows.order(given)]
-        return Recipe(path, flowing.folder, tuple(_in_order(stages)))
+        place = folder.rstrip("/") or "/"
+        stages, portable = (
+            [_stage(name, given[name], flowing) for name in flows.order(given)]
+            for flowing in (flows.Flowing(each, corpora, given) for each in (place, ANY_FOLDER))
+        )
+        outputs: dict[str, str] = {}
+        for stage in stages:
+            other = outputs.setdefault(stage.output, stage.name)
+            if other != stage.name:
+                raise UserError(f"[{other}] and [{stage.name}] both write {stage.output}")
+        ordered = tuple(_in_order(stages))
+        return Recipe(path, place, ordered, {stage.name: stage for stage in portable})
 
 
 def _in_order(stages: list[Stage]) -> Iterator[Stage]:
@@ -172,6 +187,8 @@ def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
     own = {name: value for name, value in table.items() if name not in inner}
     if always and own:
         raise UserError(f"[{kind}] has the key {next(iter(own))}: write [{kind}.NAME]")
+    if inner and not always and kind not in flows.MAY_BE_NAMED:
+        raise UserError(f"[{kind}.{next(iter(inner))}]: [{kind}] has no such table")
     if own or (not inner and not always):
         yield "", toml_flags.flat(own)
     for name, value in inner.items():
@@ -199,7 +216,7 @@ def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Sta
     own = dict(table)
     kind = KINDS[name.partition(".")[0]]
     words = own.pop(flows.COMMAND, kind.command)
-    if words not in kind.commands:
+    if not isinstance(words, str) or words not in kind.commands:
         raise UserError(f"{flows.COMMAND}={words}: it must be one of {', '.join(kind.commands)}")
     known = {each: flag for flag in _flags(words) for each in flag.names}
     typed: Flags = {}

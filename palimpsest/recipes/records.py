@@ -1,13 +1,14 @@
 """The record of each stage in FOLDER/.recipe: its flags, what it read, and what it made."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes.products import Product, places, product
-from palimpsest.recipes.recipe import Recipe, Stage
+from palimpsest.recipes.recipe import ANY_FOLDER, Recipe, Stage
 from tasks.storage import files, store
+from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of
 
 _FOLDER = ".recipe"
@@ -17,6 +18,8 @@ HOW = frozenset(
 )
 # A stage with other flags either goes on from where it was, or must be made again.
 TODO, BEGUN, FINISHED, CONTINUED, CHANGED = "to do", "begun", "finished", "continued", "changed"
+
+_Value = tuple[str, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,83 +35,111 @@ def states(recipe: Recipe) -> dict[str, State]:
     """Returns the state of each stage, by name."""
     found: dict[str, State] = {}
     for stage in recipe.stages:
-        found[stage.name] = _state(recipe, stage, found)
+        found[stage.name] = state(recipe, stage, found)
     return found
 
 
-def _state(recipe: Recipe, stage: Stage, before: dict[str, State]) -> State:
+def state(recipe: Recipe, stage: Stage, others: Mapping[str, State]) -> State:
+    """Returns the state of a stage; `others` has the states of those that it needs."""
     record = _read(recipe, stage)
     if not record:
         return State(TODO)
-    why = "; ".join(_differences(stage, record, decisive=True))
-    inputs = {name: before[name].made for name in stage.needs}
-    if not why and (record["needs"] or {}) != inputs and record["made"] is not None:
-        others = [name for name in inputs if (record["needs"] or {}).get(name) != inputs[name]]
-        why = f"it was made from another {' and '.join(others)}"
-    made = record["made"]
+    why = "; ".join(_differences(recipe, stage, record, decisive=True))
+    # What is missing is made first, and compared after that.
+    inputs = {name: made for name in stage.needs if (made := others[name].made) is not None}
+    differing = [name for name, made in inputs.items() if record["needs"].get(name) != made]
+    if not why and differing:
+        why = f"it was made from another {' and '.join(differing)}"
     if why:
         return State(CHANGED, why)
+    made = record["made"]
     if made is None:
-        return State(BEGUN)
-    if more := "; ".join(_differences(stage, record, decisive=False)):
+        # An export is written whole or not at all, and its command refuses one that exists.
+        made = product(stage) if stage.kind == "export" else None
+        return State(BEGUN) if made is None else State(FINISHED, made=made)
+    if more := "; ".join(_differences(recipe, stage, record, decisive=False)):
         return State(CONTINUED, more)
     return State(FINISHED, made=made) if product(stage) == made else State(TODO)
 
 
-def _differences(stage: Stage, record: dict[str, Any], decisive: bool) -> Iterator[str]:
+def _differences(
+    recipe: Recipe, stage: Stage, record: dict[str, Any], decisive: bool
+) -> Iterator[str]:
     """Yields how a stage's flags differ from its record's; all that matter, or the `decisive`."""
     before = {name: tuple(texts) for name, texts in record["flags"].items()}
+    flags = recipe.portable[stage.name].flags
     if record["command"] != stage.command:
         yield f"its command was {record['command']}, is {stage.command}"
-    for name in sorted(before.keys() | stage.flags.keys()):
-        old, new = before.get(name), stage.flags.get(name)
-        if old != new and name not in HOW and not (decisive and _goes_on(stage, name)):
-            yield f"{name} was {_texts(old)}, is {_texts(new)}"
+    for name in sorted(before.keys() | flags.keys()):
+        old, new = before.get(name), flags.get(name)
+        if old == new or name in HOW or (decisive and _goes_on(stage, name, old, new)):
+            continue
+        yield f"{name} was {_texts(old)}, is {_texts(new)}"
 
 
 def _texts(texts: tuple[str, ...] | None) -> str:
     return "not given" if texts is None else " ".join(texts)
 
 
-def _goes_on(stage: Stage, name: str) -> bool:
+def _goes_on(stage: Stage, name: str, old: _Value, new: _Value) -> bool:
     """Returns whether a stage that has begun goes on when this flag changes."""
     if stage.kind not in ("pretrain", "finetune"):
         return False
     from trainer.config import resuming
 
+    if name == "train_steps" and not (old and new and int(old[0]) < int(new[0])):
+        return False  # a run cannot become shorter
     known = {flag.name: flag.path for flag in flags_of(command(COMMANDS[stage.command]).flags)}
     of_run, _, path = known[name].partition(".")
     # A preset sets other fields.
     return of_run == "run" and path != "preset" and resuming.may_change(path)
 
 
-def begin(recipe: Recipe, stage: Stage) -> None:
-    """Records the flags with which a stage begins."""
-    _write(recipe, stage, None, None)
+def begin(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> None:
+    """Records with which flags a stage begins, and on what."""
+    _write(recipe, stage, needs, None)
 
 
-def finish(recipe: Recipe, stage: Stage, needs: dict[str, Product | None]) -> Product | None:
+def finish(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> Product | None:
     """Records and returns what a stage made."""
     made = product(stage)
     _write(recipe, stage, needs, made)
     return made
 
 
-def forget(recipe: Recipe, stages: Iterable[Stage]) -> None:
-    """Removes what stages made, and their records."""
-    for stage in stages:
-        for place in places(stage):
+def written(recipe: Recipe, stage: Stage) -> list[str]:
+    """Returns the files and folders that are there from a stage, where its record says."""
+    places = _read(recipe, stage).get("places", ())
+    whole = (place.replace(ANY_FOLDER, recipe.folder, 1) for place in places)
+    return [place for place in whole if files.exists(place)]
+
+
+def forget(recipe: Recipe, stages: Sequence[Stage]) -> None:
+    """Removes what stages wrote, and their records.
+
+    Raises UserError, before anything is removed, for a place outside the recipe's folder, which may
+    hold other files.
+    """
+    found = {stage.name: written(recipe, stage) for stage in stages}
+    for name, there in found.items():
+        for place in there:
+            if not place.startswith(f"{recipe.folder}/"):
+                raise UserError(f"{name}: remove {place} yourself: it is outside {recipe.folder}")
+    for stage in reversed(stages):  # a report lies in the folder of its run
+        for place in found[stage.name]:
             fs, path = store.filesystem(place)
-            if fs.exists(path):
-                fs.rm(path, recursive=True)
-        files.remove(_path(recipe, stage))
+            fs.rm(path, recursive=True)
+        if files.exists(_path(recipe, stage)):
+            files.remove(_path(recipe, stage))
 
 
-def _write(recipe: Recipe, stage: Stage, needs: Any, made: Any) -> None:
+def _write(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None], made: Any) -> None:
+    portable = recipe.portable[stage.name]
     value = {
         "command": stage.command,
-        "flags": {name: list(texts) for name, texts in stage.flags.items()},
-        "needs": needs,
+        "flags": {name: list(texts) for name, texts in portable.flags.items()},
+        "places": places(portable),
+        "needs": dict(needs),
         "made": made,
     }
     files.make_folder(files.join(recipe.folder, _FOLDER))
@@ -117,7 +148,15 @@ def _write(recipe: Recipe, stage: Stage, needs: Any, made: Any) -> None:
 
 def _read(recipe: Recipe, stage: Stage) -> dict[str, Any]:
     path = _path(recipe, stage)
-    return files.read_json(path) if files.exists(path) else {}
+    if not files.exists(path):
+        return {}
+    value = files.read_json(path)
+    kinds = {"command": str, "flags": dict, "places": list, "needs": dict}
+    if not isinstance(value, dict) or not all(
+        isinstance(value.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise UserError(f"{path} is damaged: delete it, and {stage.name} runs again")
+    return value
 
 
 def _path(recipe: Recipe, stage: Stage) -> str:

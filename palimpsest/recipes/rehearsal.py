@@ -93,7 +93,11 @@ def _places(recipe: Recipe) -> Iterator[str]:
 def _check_writable(folder: str) -> None:
     """Raises UserError if no file can be written in a folder, which need not exist."""
     path = files.join(folder, f".rehearsal-{uuid.uuid4().hex}")
-    made = not files.is_remote(folder) and not os.path.exists(folder)
+    made: list[str] = []  # the folders that this makes, the innermost first
+    inner = "" if files.is_remote(folder) else os.path.abspath(files.local_path(folder))
+    while inner and not os.path.exists(inner):
+        made.append(inner)
+        inner = os.path.dirname(inner)
     try:
         files.make_folder(folder)
         files.write_bytes(path, b"")
@@ -102,9 +106,9 @@ def _check_writable(folder: str) -> None:
         raise UserError(
             f"{folder} cannot be written ({error.strerror or error}): choose another --folder"
         ) from error
-    if made:
+    for each in made:
         with contextlib.suppress(OSError):
-            os.removedirs(folder)
+            os.rmdir(each)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palimpsest.recipes import lock, records
+from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
 from tasks.storage import files
 from tasks.storage import lock as folder_lock
@@ -26,30 +27,44 @@ def run(
     """
     files.make_folder(recipe.folder)
     with folder_lock.held(recipe.folder, "recipe", "--folder"):
-        states = records.states(recipe)
-        states = _redone(recipe, chosen, states, redo)
+        states = _redone(recipe, chosen, records.states(recipe), redo)
         for number, stage in enumerate(chosen, 1):
+            # What it reads may have been made again since.
+            states[stage.name] = records.state(recipe, stage, states)
+            if states[stage.name].word == records.CHANGED:
+                states = _redone(recipe, chosen[number - 1 :], states, redo)
+            made = states[stage.name].made
             if states[stage.name].word == records.FINISHED:
                 print(f"{stage.name}: finished before", flush=True)
-                continue
-            if missing := [name for name in stage.needs if states[name].made is None]:
-                raise UserError(
-                    f"{stage.name} needs {missing[0]}, which is not finished: run it first"
-                )
-            print(f"\n[{number}/{len(chosen)}] {stage.name}: {_line(stage)}", flush=True)
-            records.begin(recipe, stage)
-            if code := _run(stage):
-                print(f"{stage.name} ended with code {code}", file=sys.stderr)
-                return code
-            made = records.finish(recipe, stage, {name: states[name].made for name in stage.needs})
-            if made is None:
-                raise UserError(f"{stage.name}: {stage.output} is not there after its command")
-            states[stage.name] = records.State(records.FINISHED, made=made)
+            else:
+                result = _made(recipe, stage, states, f"[{number}/{len(chosen)}]")
+                if isinstance(result, int):
+                    return result
+                made = result
+                states[stage.name] = records.State(records.FINISHED, made=made)
             if locked:
-                lock.check_made(recipe, stage, made, locked)
+                lock.check_made(recipe, stage, made or {}, locked)
         if not locked:
             lock.write(recipe, {name: each.made for name, each in states.items()})
     return 0
+
+
+def _made(
+    recipe: Recipe, stage: Stage, states: Mapping[str, records.State], place: str
+) -> Product | int:
+    """Runs a stage, and returns what it made, or the exit code of a command that failed."""
+    needs = {name: states[name].made for name in stage.needs}
+    if missing := [name for name, made in needs.items() if made is None]:
+        raise UserError(f"{stage.name} needs {missing[0]}, which is not finished: run it first")
+    print(f"\n{place} {stage.name}: {_line(stage)}", flush=True)
+    records.begin(recipe, stage, needs)
+    if code := _run(stage):
+        print(f"{stage.name} ended with code {code}", file=sys.stderr)
+        return code
+    made = records.finish(recipe, stage, needs)
+    if made is None:
+        raise UserError(f"{stage.name}: {stage.output} is not there after its command")
+    return made
 
 
 def _redone(
@@ -58,32 +73,31 @@ def _redone(
     states: dict[str, records.State],
     redo: bool,
 ) -> dict[str, records.State]:
-    """Removes what changed stages and those after them made, if the user agrees.
+    """Removes what changed stages and those after them wrote, if the user agrees.
 
     Returns the states after that. A run whose flags let it go on keeps its own checkpoints.
     """
     changed = [stage for stage in chosen if states[stage.name].word in _CHANGED]
     names, done = {each.name for each in chosen}, (records.FINISHED, records.CHANGED)
-    removed = [
+    after = [
         each
         for each in recipe.after(changed)
         if each.name in names and states[each.name].word in done
     ]
+    places = {each.name: records.written(recipe, each) for each in after}
     for stage in changed:
         print(f"{stage.name}: {states[stage.name].why}")
-    if not removed:
-        return states
-    listed = ", ".join(f"{each.name} ({each.output})" for each in removed)
-    if not redo:
-        if not sys.stdin.isatty():
+    listed = ", ".join(f"{name} ({', '.join(there)})" for name, there in places.items() if there)
+    if listed and not redo:
+        if sys.stdin is None or not sys.stdin.isatty():
             raise UserError(
                 f"{changed[0].name} changed: {states[changed[0].name].why}. To be removed and run "
                 f"again: {listed}. Agree with --redo, or choose another --folder"
             )
         if input(f"Remove and run again {listed}? [y/N] ").strip().lower() not in ("y", "yes"):
             raise UserError("nothing was changed; choose another --folder to keep both")
-    records.forget(recipe, reversed(removed))
-    return records.states(recipe)
+    records.forget(recipe, after)
+    return records.states(recipe) if after else states
 
 
 def _run(stage: Stage) -> int:

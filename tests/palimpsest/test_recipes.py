@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import sys
 import time
@@ -293,6 +295,128 @@ def test_a_killed_recipe_ends_as_one_never_killed(small, number):
     lock.unlink()
     assert started(*command[1:], f"--folder={small.parent / 'undisturbed'}").returncode == 0
     assert lock.read_bytes() == found
+
+
+def test_nothing_outside_the_folder_is_removed(small):
+    assert ran(small).returncode == 0
+    precious = small.parent / "precious"
+    precious.mkdir()
+    (precious / "notes.txt").write_text("notes")
+    text = small.read_text()
+    small.write_text(text.replace("[vocabulary]", f'[vocabulary]\noutput = "{precious}"'))
+    assert ran(small, "--redo").returncode == 0  # the old vocabulary is what is removed
+    assert (precious / "notes.txt").read_text() == "notes"
+    assert not (small.parent / "out" / "vocabulary").exists()
+    small.write_text(text)
+    refused = ran(small, "--redo")
+    assert_one_line(refused.returncode, refused.stderr.splitlines()[-1], str(precious), "yourself")
+    assert (precious / "notes.txt").exists()
+
+
+def test_another_name_of_the_folder_or_a_copy_changes_nothing(small, monkeypatch):
+    assert ran(small).returncode == 0
+    lock = small.with_suffix(".lock").read_bytes()
+    (small.parent / "inner").mkdir()
+    for cwd, folder in ((small.parent, "out"), (small.parent / "inner", "../out")):
+        done = started("-m", "palimpsest", "run", small, f"--folder={folder}", cwd=cwd)
+        assert done.stdout.count("finished before") == 2, done.stderr
+    shutil.copytree(small.parent / "out", small.parent / "copy")
+    done = started("-m", "palimpsest", "run", small, f"--folder={small.parent / 'copy'}")
+    assert done.stdout.count("finished before") == 2
+    assert small.with_suffix(".lock").read_bytes() == lock
+
+
+def test_a_mistake_that_made_nothing_needs_no_redo(small):
+    text = small.read_text()
+    small.write_text(text.replace("corpus.txt", "corpse.txt"))
+    assert ran(small).returncode == 2
+    small.write_text(text)
+    assert ran(small).returncode == 0
+
+
+def test_a_missing_cache_is_made_again_and_what_follows_stays(small):
+    assert ran(small).returncode == 0
+    shutil.rmtree(small.parent / "out" / "vocabulary")
+    done = ran(small)
+    assert done.returncode == 0, done.stderr
+    assert "cache.mine: finished before" in done.stdout
+
+
+def test_a_rehearsal_removes_only_what_it_made(small):
+    empty = small.parent / "keep" / "empty"
+    empty.mkdir(parents=True)
+    done = started("-m", "palimpsest", "run", small, "--rehearse", f"--folder={empty / 'x' / 'y'}")
+    assert done.returncode == 0, done.stderr
+    assert list(empty.iterdir()) == []
+
+
+def test_a_lock_also_holds_for_what_was_finished_and_for_all_its_stages(small):
+    assert ran(small).returncode == 0
+    lock = small.with_suffix(".lock")
+    good = json.loads(lock.read_text())
+    good["stages"]["vocabulary"]["made"] = {"sentencepiece.model": "0"}
+    lock.write_text(json.dumps(good))
+    assert "made something else" in ran(small, "--locked").stderr
+    good["stages"]["export"] = good["stages"]["vocabulary"]
+    lock.write_text(json.dumps(good))
+    assert "the stage export" in ran(small, "--locked").stderr
+    lock.write_text('{"format": 1, "stages": []}')
+    assert_one_line(*_refused(small, "--locked"), "is not a lock file")
+    (small.parent / "out" / ".recipe" / "vocabulary.json").write_text("3")
+    assert_one_line(*_refused(small), "vocabulary.json is damaged")
+
+
+def test_a_lock_with_duplicates_holds_where_the_corpus_lies_elsewhere(tmp_path):
+    locks = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "corpus.txt").write_text("\n".join([*TEXTS, *TEXTS]))
+        path = tmp_path / name / "it.toml"
+        path.write_text('[corpus.a]\ncorpus = "text:corpus.txt"\n[dedup]\nduplicates = "exact"\n')
+        done = started("-m", "palimpsest", "run", "it.toml", cwd=path.parent)
+        assert done.returncode == 0, done.stderr
+        locks.append(json.loads(path.with_suffix(".lock").read_text()))
+    assert locks[0] == locks[1]
+    assert locks[0]["stages"]["dedup"]["made"]["entries"] == len(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[evaluate]", "needs the key model_dir or a [pretrain]"),
+        ("[report]", "needs the key model_dir or a [pretrain]"),
+        ("[cache.x]\nvocabulary = 'bytes'", "needs the key task"),
+        ("[cache.x]\ntask = 'lm'\ncache_dir = ''", "needs the key cache_dir"),
+        ("[vocabulary]\ncorpus = 'text:a'\noutput = ''", "needs the key output"),
+        ("[vocabulary]\ncorpora = 3", "must be a list of names"),
+        ("[vocabulary]\nvocab_size = {a = 1}", "has no such table"),
+        ("[vocabulary]\ncorpus = 'text:a'\noutput = '{vocabulary}/x'", "refers to itself"),
+        ("[corpus.a]\ncorpus = 'text:a'\nlanguages = 3\n[vocabulary]", "languages (texts)"),
+        ("[corpus.a]\ncorpus = 'text:a'\nweight = 0\n[vocabulary]", "a number above 0"),
+        (
+            "[pretrain]\nlengths = {inputs = 'abc'}\n[cache.x]\ntask = 'lm'\nvocabulary = 'a'",
+            "inputs=abc",
+        ),
+        (
+            "[cache.x]\ntask = 'rlm_lm'\nvocabulary = 'a'\n"
+            "[cache.y]\ntask = 'rlm_lm'\nvocabulary = 'a'",
+            "[cache.x] and [cache.y] both write it/cache/rlm_lm",
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(tmp_path, text, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        recipe.read(str(written(tmp_path, text)))
+
+
+def test_evaluations_of_one_model_have_files_of_their_own(tmp_path):
+    text = "[pretrain]\npreset = 't5_1_1_tiny'\n[evaluate.a]\n[evaluate.b]\n[export.b]\n"
+    outputs = {
+        stage.name: stage.output for stage in recipe.read(str(written(tmp_path, text))).stages
+    }
+    assert outputs["evaluate.a"] == "it/evaluations/a.json"
+    assert outputs["evaluate.b"] == "it/evaluations/b.json"
+    assert outputs["export.b"] == "it/export/b"
 
 
 def test_caches_of_languages_are_removed_with_their_stage(tmp_path):
