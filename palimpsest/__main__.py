@@ -60,7 +60,10 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         commands = installed()
         name, rest = named(given, commands)
     if name:
-        command(commands[name]).start(rest, f"{_PROGRAM} {name}")
+        module = commands[name]
+        if name == "pretrain" and any(word.partition("=")[0] == "--corpus" for word in rest):
+            module = "palimpsest.from_corpus"
+        command(module).start(rest, f"{_PROGRAM} {name}")
     command_line.run(_run, given, _PROGRAM)
 
 

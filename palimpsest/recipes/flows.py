@@ -102,7 +102,7 @@ class Flowing:
 
         kind = name.partition(".")[0]
         if kind == "cache":
-            task = _own_task(one("task"), flags.get("name", ("",))[0])
+            task = own_task(one("task"), flags.get("name", ("",))[0])
             return files.join(one("cache_dir"), task)
         if kind in ("pretrain", "finetune") or (kind == "evaluate" and "output" not in flags):
             within = ["evaluation.json"] * (kind == "evaluate")
@@ -190,23 +190,16 @@ class Flowing:
         if "dedup" in self.given and found.get("corpus"):
             found["exclude"] = ("{dedup}/exclude.arrow",)
         name = typed.get("name", (of if own else "",))[0]
-        if row_tokens := self._row_tokens(_own_task(task, name), typed):
+        if row_tokens := self._row_tokens(own_task(task, name), typed):
             found["row_tokens"] = (str(row_tokens),)
         return {"task": (task,), **found, "cache_dir": (self._place("cache"),)}
 
     def _row_tokens(self, task: str, typed: Flags) -> int | None:
         """Returns the window of the run that trains on a cache, if the recipe sets its lengths."""
         lengths = self._keys(_MODEL, "lengths.inputs", "lengths.targets")
-        if not any(lengths) or task not in self._tasks_of_run() or not registry.find(task):
+        if task not in self._tasks_of_run():
             return None
-        found = registry.get(task)
-        own = (found.lengths.inputs, found.lengths.targets)
-        inputs, targets = (
-            default if each is None else each for each, default in zip(lengths, own, strict=True)
-        )
-        if not isinstance(inputs, int) or not isinstance(targets, int):
-            return None  # the run refuses them
-        return found.objective.window_tokens(Lengths(inputs, targets))
+        return window_tokens(task, *lengths)
 
     def _keys(self, name: str, *keys: str) -> list[Any]:
         return [self.given.get(name, {}).get(key) for key in keys]
@@ -217,7 +210,7 @@ class Flowing:
         own = "corpus" in table or (self.corpora and table.get(CORPORA) != [])
         task = str(table.get("task", ""))
         default = of if own and task in OBJECTIVES else ""
-        return _own_task(task, str(table.get("name", default)))
+        return own_task(task, str(table.get("name", default)))
 
     def _caches(self) -> list[str]:
         return [name.partition(".")[2] for name in self.given if name.startswith("cache.")]
@@ -270,6 +263,21 @@ def _are_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
-def _own_task(task: str, name: str) -> str:
+def own_task(task: str, name: str) -> str:
     """Returns the name of a task everywhere: NAME_OBJECTIVE for a corpus of one's own."""
     return f"{name}_{task}" if name else task
+
+
+def window_tokens(task: str, inputs: Any, targets: Any) -> int | None:
+    """Returns the tokens of a run's window; None if its lengths are the task's own, or wrong."""
+    if not (inputs or targets) or not registry.find(task):
+        return None
+    found = registry.get(task)
+    own = (found.lengths.inputs, found.lengths.targets)
+    inputs, targets = (
+        default if each is None else each
+        for each, default in zip((inputs, targets), own, strict=True)
+    )
+    if not isinstance(inputs, int) or not isinstance(targets, int):
+        return None  # the run refuses them
+    return found.objective.window_tokens(Lengths(inputs, targets))

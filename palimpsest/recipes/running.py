@@ -1,7 +1,6 @@
 """Runs the stages of a recipe, each as its command in a process of its own."""
 
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 from palimpsest.recipes import lock, records
 from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
+from palimpsest.waiting import waited
 from tasks.storage import files
 from tasks.storage import lock as folder_lock
 from tasks.terminal import child
@@ -58,7 +58,7 @@ def _made(
         raise UserError(f"{stage.name} needs {missing[0]}, which is not finished: run it first")
     print(f"\n{place} {stage.name}: {_line(stage)}", flush=True)
     records.begin(recipe, stage, needs)
-    if code := _run(stage):
+    if code := waited(subprocess.Popen(child.command("palimpsest", stage.line))):
         print(f"{stage.name} ended with code {code}", file=sys.stderr)
         return code
     made = records.finish(recipe, stage, needs)
@@ -98,22 +98,6 @@ def _redone(
             raise UserError("nothing was changed; choose another --folder to keep both")
     records.forget(recipe, after)
     return records.states(recipe) if after else states
-
-
-def _run(stage: Stage) -> int:
-    """Runs a stage's command; signals that end it leave this process in order."""
-    process = subprocess.Popen(child.command("palimpsest", stage.line))
-    # Ctrl-C reaches the command, too; this process waits for its end.
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
-    }
-    try:
-        code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
 
 
 def told(stage: Stage, words: Sequence[str]) -> str:

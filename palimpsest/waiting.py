@@ -1,0 +1,49 @@
+"""Waits for the commands that are run as processes of their own."""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+_POLL_SECONDS = 0.1
+
+
+def waited(*processes: subprocess.Popen[Any]) -> int:
+    """Waits for all processes; returns the exit code of the first that fails, or 0.
+
+    When one fails, the others get SIGTERM. Ctrl-C reaches all of them by itself, and SIGTERM is
+    passed on; this process waits for their end.
+    """
+    code, running = 0, list(processes)
+    with _passed_on(running):
+        while running:
+            for process in [each for each in running if each.poll() is not None]:
+                running.remove(process)
+                if process.returncode and not code:
+                    # A shell's code for a process that a signal ended.
+                    code = (
+                        process.returncode if process.returncode > 0 else 128 - process.returncode
+                    )
+                    for other in running:
+                        other.terminate()
+            time.sleep(_POLL_SECONDS if running else 0)
+    return code
+
+
+@contextlib.contextmanager
+def _passed_on(running: list[subprocess.Popen[Any]]) -> Iterator[None]:
+    def terminate(*_: object) -> None:
+        for process in running:
+            process.terminate()
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
