@@ -47,6 +47,7 @@ class Flags:
         metavar="OWNER/NAME",
     )
     card: Card = field(Card, "the model card", flat=True)
+    notes: str | None = field(None, "Markdown file that ends the model card", metavar="FILE")
 
 
 def run(flags: Flags) -> int:
@@ -70,6 +71,7 @@ def run(flags: Flags) -> int:
             max_shard_size=flags.max_shard_size,
             custom_code=flags.custom_code,
             facts=dataclasses.asdict(flags.card),
+            notes=flags.notes,
         )
     except exporting.NotEqual as error:
         print(f"trainer.export: {error}", file=sys.stderr)

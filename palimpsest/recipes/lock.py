@@ -12,7 +12,7 @@ from tasks.storage import files
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
-_FORMAT = 1
+_FORMAT = 2
 _PROCESSES = "processes."
 _PACKAGES = (
     *("palimpsest-lm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain"),
@@ -37,7 +37,9 @@ def read(recipe: Recipe) -> dict[str, Any]:
         for each in stages.values()
     )
     if not whole or value.get("format") != _FORMAT or "software" not in value:
-        raise UserError(f"{path} is not a lock file: delete it, and run without --locked")
+        raise UserError(
+            f"{path} is not a lock file of this version: delete it, and run without --locked"
+        )
     return value
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -52,13 +53,15 @@ def _dedup(output: str) -> Product:
 
 
 def _vocabulary(output: str) -> Product | None:
-    if not files.exists(files.join(output, MANIFEST)):
+    path = files.join(output, MANIFEST)
+    if not files.exists(path):
         return None
+    corpus = files.read_json(path).get("corpus")
     return {
         name: files.sha256(path)
         for name in VOCABULARY_FILES
         if files.exists(path := files.join(output, name))
-    }
+    } | ({"corpus": _corpus(corpus)} if corpus else {})
 
 
 def _cache(output: str) -> Product:
@@ -77,7 +80,25 @@ def _of_cache(folder: str) -> dict[str, Any]:
     for shard in shards:
         dropped.update(shard.dropped)
     counted = {name: sum(getattr(each, name) for each in shards) for name in _COUNTED}
-    return {"sha256": _hash(sorted(written)), **counted, "dropped": dict(sorted(dropped.items()))}
+    return {
+        "sha256": _hash(sorted(written)),
+        "corpus": _corpus(manifest.plan.corpus),
+        **counted,
+        "dropped": dict(sorted(dropped.items())),
+    }
+
+
+def _corpus(record: Mapping[str, Any]) -> Product:
+    """Returns what identifies a corpus wherever it lies: its revision, or a hash of its files."""
+    if "corpora" in record:
+        return {name: _corpus(each) for name, each in record["corpora"].items()}
+    found = {name: record[name] for name in ("revision", "python", "sha256") if record.get(name)}
+    if listed := record.get("files"):
+        # Its name depends on the folder in which a pattern begins.
+        states = ({key: each[key] for key in each if key != "name"} for each in listed)
+        found["files"] = len(listed)
+        found["sha256"] = _hash(sorted(json.dumps(each, sort_keys=True) for each in states))
+    return found
 
 
 def _pretrain(output: str) -> Product | None:

@@ -64,13 +64,15 @@ class Stage:
 class Recipe:
     """The stages of a recipe in the order in which they run; `folder` holds what they make.
 
-    `portable` are the same stages with ANY_FOLDER in the place of the folder.
+    `portable` are the same stages with ANY_FOLDER in the place of the folder. `head` has the
+    recipe's title and source.
     """
 
     path: pathlib.Path
     folder: str
     stages: tuple[Stage, ...]
     portable: Mapping[str, Stage]
+    head: Mapping[str, str]
 
     def stage(self, name: str, flag: str) -> Stage:
         """Returns the stage of this name; raises UserError if there is none."""
@@ -98,7 +100,7 @@ def read(path: str, folder: str | None = None) -> Recipe:
     """
     file = pathlib.Path(path)
     head, tables = tables_of(file)
-    return of_tables(file, tables, folder or head.get("folder") or file.stem)
+    return of_tables(file, tables, folder or head.get("folder") or file.stem, head)
 
 
 def tables_of(path: pathlib.Path) -> tuple[Mapping[str, str], Tables]:
@@ -119,7 +121,9 @@ def tables_of(path: pathlib.Path) -> tuple[Mapping[str, str], Tables]:
         return _head(whole.get(_HEAD, {})), tables
 
 
-def of_tables(path: pathlib.Path, tables: Tables, folder: str) -> Recipe:
+def of_tables(
+    path: pathlib.Path, tables: Tables, folder: str, head: Mapping[str, str] | None = None
+) -> Recipe:
     """Returns the recipe with these tables; raises UserError as `read` does."""
     corpora = {
         name.partition(".")[2]: table
@@ -141,7 +145,7 @@ def of_tables(path: pathlib.Path, tables: Tables, folder: str) -> Recipe:
             if other != stage.name:
                 raise UserError(f"[{other}] and [{stage.name}] both write {stage.output}")
         ordered = tuple(_in_order(stages))
-        return Recipe(path, place, ordered, {stage.name: stage for stage in portable})
+        return Recipe(path, place, ordered, {each.name: each for each in portable}, head or {})
 
 
 def _in_order(stages: list[Stage]) -> Iterator[Stage]:

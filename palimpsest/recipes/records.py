@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palimpsest.commands import COMMANDS, command
+from palimpsest.recipes import inputs
 from palimpsest.recipes.products import Product, places, product
 from palimpsest.recipes.recipe import ANY_FOLDER, Recipe, Stage
 from tasks.storage import files, store
@@ -46,10 +47,11 @@ def state(recipe: Recipe, stage: Stage, others: Mapping[str, State]) -> State:
         return State(TODO)
     why = "; ".join(_differences(recipe, stage, record, decisive=True))
     # What is missing is made first, and compared after that.
-    inputs = {name: made for name in stage.needs if (made := others[name].made) is not None}
-    differing = [name for name, made in inputs.items() if record["needs"].get(name) != made]
+    read = {name: made for name in stage.needs if (made := others[name].made) is not None}
+    differing = [name for name, made in read.items() if record["needs"].get(name) != made]
     if not why and differing:
         why = f"it was made from another {' and '.join(differing)}"
+    why = why or inputs.edited(stage, record["inputs"])
     if why:
         return State(CHANGED, why)
     made = record["made"]
@@ -97,13 +99,13 @@ def _goes_on(stage: Stage, name: str, old: _Value, new: _Value) -> bool:
 
 def begin(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> None:
     """Records with which flags a stage begins, and on what."""
-    _write(recipe, stage, needs, None)
+    _write(recipe, stage, needs, inputs.read(stage), None)
 
 
 def finish(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> Product | None:
     """Records and returns what a stage made."""
     made = product(stage)
-    _write(recipe, stage, needs, made)
+    _write(recipe, stage, needs, _read(recipe, stage)["inputs"], made)
     return made
 
 
@@ -133,13 +135,20 @@ def forget(recipe: Recipe, stages: Sequence[Stage]) -> None:
             files.remove(_path(recipe, stage))
 
 
-def _write(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None], made: Any) -> None:
+def _write(
+    recipe: Recipe,
+    stage: Stage,
+    needs: Mapping[str, Product | None],
+    read: inputs.Inputs,
+    made: Product | None,
+) -> None:
     portable = recipe.portable[stage.name]
     value = {
         "command": stage.command,
         "flags": {name: list(texts) for name, texts in portable.flags.items()},
         "places": places(portable),
         "needs": dict(needs),
+        "inputs": read,
         "made": made,
     }
     files.make_folder(files.join(recipe.folder, _FOLDER))
@@ -151,7 +160,7 @@ def _read(recipe: Recipe, stage: Stage) -> dict[str, Any]:
     if not files.exists(path):
         return {}
     value = files.read_json(path)
-    kinds = {"command": str, "flags": dict, "places": list, "needs": dict}
+    kinds = {"command": str, "flags": dict, "places": list, "needs": dict, "inputs": dict}
     if not isinstance(value, dict) or not all(
         isinstance(value.get(name), kind) for name, kind in kinds.items()
     ):

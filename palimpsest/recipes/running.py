@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palimpsest.recipes import lock, records
+from palimpsest.recipes import account, lock, records
 from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
 from palimpsest.waiting import waited
@@ -44,9 +44,22 @@ def run(
                 states[stage.name] = records.State(records.FINISHED, made=made)
             if locked:
                 lock.check_made(recipe, stage, made or {}, locked)
+        found = _products(states)
         if not locked:
-            lock.write(recipe, {name: each.made for name, each in states.items()})
+            lock.write(recipe, found)
+        print(f"{account.write(recipe, found)} says how it was made")
     return 0
+
+
+def _products(states: Mapping[str, records.State]) -> dict[str, Product | None]:
+    return {name: each.made for name, each in states.items()}
+
+
+def _notes(recipe: Recipe, stage: Stage, states: Mapping[str, records.State]) -> list[str]:
+    """Returns the flag that adds the account of the stages so far to a model card."""
+    if stage.command != "export" or "notes" in stage.flags:
+        return []
+    return [f"--notes={account.write(recipe, _products(states))}"]
 
 
 def _made(
@@ -56,9 +69,10 @@ def _made(
     needs = {name: states[name].made for name in stage.needs}
     if missing := [name for name, made in needs.items() if made is None]:
         raise UserError(f"{stage.name} needs {missing[0]}, which is not finished: run it first")
-    print(f"\n{place} {stage.name}: {_line(stage)}", flush=True)
+    words = [*stage.line, *_notes(recipe, stage, states)]
+    print(f"\n{place} {stage.name}: palimpsest {shlex.join(words)}", flush=True)
     records.begin(recipe, stage, needs)
-    if code := waited(subprocess.Popen(child.command("palimpsest", stage.line))):
+    if code := waited(subprocess.Popen(child.command("palimpsest", words))):
         print(f"{stage.name} ended with code {code}", file=sys.stderr)
         return code
     made = records.finish(recipe, stage, needs)
@@ -115,7 +129,3 @@ def told(stage: Stage, words: Sequence[str]) -> str:
         last = next(filter(None, reversed(lines)), f"ended with code {done.returncode}")
         raise UserError(f"[{stage.name}] {last.partition(': error: ')[2] or last}")
     return done.stdout
-
-
-def _line(stage: Stage) -> str:
-    return f"palimpsest {shlex.join(stage.line)}"

@@ -471,6 +471,45 @@ def _refused(path, *flags):
     return done.returncode, done.stderr
 
 
+def test_an_edited_corpus_is_noticed_and_a_touched_one_is_not(small):
+    corpus = small.parent / "corpus.txt"
+    assert ran(small).returncode == 0
+    text = corpus.read_text()
+    corpus.write_text(text)  # the same bytes at another time
+    assert ran(small).stdout.count("finished before") == 2
+    corpus.write_text(text.replace("boats", "ships"))
+    refused = ran(small)
+    assert refused.stdout.count("corpus.txt was edited") == 2
+    assert_one_line(refused.returncode, refused.stderr, "vocabulary (", "cache.mine (", "--redo")
+    lock = small.with_suffix(".lock")
+    before = json.loads(lock.read_text())["stages"]["cache.mine"]["made"]["mine_span_corruption"]
+    assert ran(small, "--redo").returncode == 0
+    after = json.loads(lock.read_text())["stages"]["cache.mine"]["made"]["mine_span_corruption"]
+    assert before["corpus"]["files"] == after["corpus"]["files"] == 1
+    assert before["corpus"]["sha256"] != after["corpus"]["sha256"]
+    corpus.unlink()  # deleted after use
+    assert ran(small).stdout.count("finished before") == 2
+
+
+def test_a_new_file_of_a_corpus_is_noticed(small):
+    small.write_text(small.read_text().replace("corpus.txt", "*.txt"))
+    assert ran(small).returncode == 0
+    (small.parent / "more.txt").write_text("more\n")
+    assert "more.txt is new" in ran(small).stdout
+
+
+def test_the_account_says_what_was_used_and_left_out(small):
+    assert ran(small).returncode == 0
+    account = (small.parent / "out" / "RECIPE.md").read_text()
+    made = json.loads(small.with_suffix(".lock").read_text())["stages"]["cache.mine"]["made"]
+    (cache,) = made.values()
+    (row,) = (line for line in account.splitlines() if "mine_span_corruption |" in line)
+    for value in (f"{cache['tokens']:,}", cache["sha256"][:12], cache["corpus"]["sha256"][:12]):
+        assert value in row
+    assert "palimpsest run small.toml --folder=OTHER --locked" in account
+    assert small.read_text().strip() in account
+
+
 def test_a_damaged_product_is_made_again(small):
     assert ran(small).returncode == 0
     lock = small.with_suffix(".lock").read_bytes()

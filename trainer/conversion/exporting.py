@@ -46,8 +46,11 @@ def export(
     max_shard_size: str = "5GB",
     custom_code: bool = False,
     facts: Mapping[str, Any] | None = None,
+    notes: str | None = None,
 ) -> tuple[int, Parity, Match | None]:
     """Exports a checkpoint, the newest if `step` is None, to a new transformers folder.
+
+    `facts` and the Markdown file `notes` are for its model card.
 
     Returns (step, comparison of logits, comparison of tokenizers). The last is None if the
     vocabulary is a class in --task_module; then only its pieces are written. If transformers
@@ -56,6 +59,7 @@ def export(
     check_packages()
     shard_bytes = weights.size(max_shard_size)
     target = _target(output)
+    ending = _notes(notes) if notes else ""
     run = _open_run(model_dir, cache_dir, custom_code)
     vocabulary = trained_run.vocabulary_of(run, vocabulary_path)
     step, params = trained_run.restore(run, step, vocabulary)
@@ -65,10 +69,25 @@ def export(
         parity, match = _write(partial, run, params, settings)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
         text = card.model_card(run, step, name, parity, match, custom, facts or {})
-        files.write_bytes(os.path.join(partial, "README.md"), text.encode())
+        files.write_bytes(os.path.join(partial, "README.md"), (text + ending).encode())
         made = record.of_export(model_dir, step, vocabulary_path)
         files.write_json(os.path.join(partial, record.FILE), made)
     return step, parity, match
+
+
+def _notes(path: str) -> str:
+    """Returns the text of a Markdown file, with its headings below those of a model card."""
+    try:
+        lines = files.read_bytes(path).decode().splitlines()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise UserError(f"--notes={path}: no such file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--notes={path} is not UTF-8 text") from error
+    is_code, found = False, [""]
+    for line in lines:
+        is_code ^= line.startswith("```")
+        found.append(f"#{line}" if line.startswith("#") and not is_code else line)
+    return "\n".join(found) + "\n"
 
 
 def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
