@@ -14,7 +14,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow benchmark measure check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -143,6 +143,10 @@ chaos-follow: $(VENV)/.demo ## break builds and the runs that follow them 15 tim
 	    --output=$(DEMO)/vocabulary
 	$(BIN)/python -m tests.faults followed --output=$(DEMO)/chaos_follow \
 	    --vocabulary=$(DEMO)/vocabulary --kills=15 --steps=200 --seed=7
+
+chaos-recipe: $(VENV)/.demo ## break the demo's recipe 20 times, in each stage, and compare the results
+	@rm -rf $(DEMO)/chaos_recipe
+	$(BIN)/python -m tests.faults recipes --output=$(DEMO)/chaos_recipe --kills=20 --seed=7
 
 benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet

@@ -5,6 +5,7 @@
     python -m tests.faults builds --vocabulary=DIR --kills=20 --pools=3
     python -m tests.faults runs --cache_dir=DIR --kills=10 --damages=5 --steps=200 --seed=7
     python -m tests.faults followed --vocabulary=DIR --kills=15
+    python -m tests.faults recipes --recipe=recipes/demo.toml --kills=20
 
 builds: one build runs without faults. Other builds are killed, run out of disk, lose corpus files
 or have finished files damaged, and are rerun by the same command until they succeed; every file
@@ -21,6 +22,8 @@ and no run may print a traceback.
 
 followed: runs follow builds of a corpus, and builds, runs or both are ended.
 
+recipes: a recipe is ended in each of its stages, and run again until it is finished.
+
 Prints Markdown tables; exits with 1 if anything differs. Other flags of `runs` and `followed` are
 passed on to `trainer.pretrain`.
 """
@@ -34,13 +37,14 @@ import sys
 import tempfile
 
 from tasks.terminal.command_line import UserError, run
-from tests.faults import builds, followed, runs
+from tests.faults import builds, followed, recipes, runs
 from tests.support import corpora
 
 _BREAK = {
     "builds": builds.break_builds,
     "runs": runs.break_runs,
     "followed": followed.break_pairs,
+    "recipes": recipes.break_recipes,
 }
 
 
@@ -67,7 +71,8 @@ def command_line() -> argparse.ArgumentParser:
     add = {name: commands.add_parser(name, allow_abbrev=False).add_argument for name in _BREAK}
     for name in _BREAK:
         add[name]("--output", help="a new folder, kept afterwards; temporary if not set")
-        add[name]("--task", default="python_docs_span_corruption", help="task of the caches")
+        if name != "recipes":
+            add[name]("--task", default="python_docs_span_corruption", help="task of the caches")
         add[name]("--seed", type=int, default=0, help="of all random choices; timing still varies")
         kills = 100 if name == "builds" else 10
         add[name]("--kills", type=_at_least(0), default=kills, help="number of signals that kill")
@@ -78,6 +83,7 @@ def command_line() -> argparse.ArgumentParser:
     for name in ("runs", "followed"):
         add[name]("--preset", default="t5_1_1_tiny", help="model preset, see trainer.pretrain")
         add[name]("--steps", type=_at_least(20), default=200, help="updates of a run, 20 or more")
+    add["recipes"]("--recipe", default="recipes/demo.toml", help="recipe to run")
     add["runs"]("--cache_dir", default="demo/cache", help="folder of caches by task")
     add["runs"]("--damages", type=_at_least(0), default=5, help="number of damaged checkpoints")
     build = add["builds"]

@@ -11,7 +11,7 @@ from tests.faults.command import DEADLINE_SECONDS, Command
 from tests.faults.comparing import metrics_of
 
 # Exit code after SIGTERM, as in `trainer.engine.stopping`, which imports JAX.
-_EXIT_PREEMPTED = 75
+EXIT_PREEMPTED = 75
 # Settings of the runs besides the command's own flags: short rows, dropout, every kind of output.
 _SETTINGS = (
     "--batch_size=4",
@@ -49,7 +49,7 @@ class Run(Command):
     exit_codes = {
         signal.SIGINT: (EXIT_INTERRUPTED,),
         # SIGTERM before the first update ends a run like any program.
-        signal.SIGTERM: (_EXIT_PREEMPTED, -signal.SIGTERM),
+        signal.SIGTERM: (EXIT_PREEMPTED, -signal.SIGTERM),
     }
     end_seconds = DEADLINE_SECONDS  # it saves first
     tracebacks = ("Traceback (most recent call last)",)
