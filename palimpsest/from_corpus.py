@@ -46,7 +46,7 @@ class Flags:
 
 def run(flags: Flags) -> int:
     """Builds and trains; returns the exit code of the first command that fails."""
-    of_build, of_run = _split(flags.words)
+    of_build, of_run = split(flags.words)
     kind = command(COMMANDS[_BUILD]).flags
     options: Any = made(kind, parse(kind, of_build))
     for name in _REFUSED:
@@ -67,8 +67,11 @@ def run(flags: Flags) -> int:
     return _followed(_started(_BUILD, of_build, subprocess.PIPE), [*of_run, "--follow"])
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the words for the build and those for the run; a runner's flags are the build's."""
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns (the build's words, the run's); a runner's flags are the build's.
+
+    Raises UserError for a flag that neither has.
+    """
     build, run = (
         {name for flag in flags_of(command(COMMANDS[each]).flags) for name in flag.names}
         for each in (_BUILD, _RUN)

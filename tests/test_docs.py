@@ -12,11 +12,12 @@ import time
 
 import pytest
 
+from palimpsest import from_corpus
 from palimpsest.__main__ import named
 from palimpsest.commands import COMMANDS
 from pipeline.runners import engines
 from tasks.terminal.command_line import UserError
-from tasks.terminal.flags import flags_of, parse
+from tasks.terminal.flags import flags_of, parse, refuse_unknown
 from tests.support import in_process
 from tests.support.processes import completed
 from trainer.config.from_flags import RunFlags, build_config
@@ -63,6 +64,9 @@ def refused(module, words):
         known = set(re.findall(r"--[a-z_]+", help_of(module)))
         unknown = {word.split("=")[0] for word in words} - known
         return ", ".join(unknown)
+    if module == "trainer.pretrain" and any(word.startswith("--corpus=") for word in words):
+        of_build, of_run = from_corpus.split(words)
+        return refused("pipeline.build", of_build) or refused(module, of_run)
     kind = importlib.import_module(module).main.flags
     try:
         given = parse(kind, words)
@@ -71,6 +75,8 @@ def refused(module, words):
                 given.values["runner_flags"], [each.name for each in flags_of(kind)]
             )
         if issubclass(kind, RunFlags) and "gin.gin_file" not in given.values:
+            known = {name for flag in flags_of(kind) for name in flag.names}
+            refuse_unknown(given.values.get("others", ()), known)
             run = given.below("run")
             preset = run.values.pop("preset", "t5_1_1_tiny")
             build_config(preset, run, given.values.get("optimizer_preset"))
