@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from palimpsest.recipes import records
 from palimpsest.recipes.recipe import Recipe, Stage
@@ -12,6 +12,9 @@ from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
+# Flags of a build that depend on stages that have not run, and what replaces them.
+_OF_OTHERS = ("exclude", "extra_ids")
+_SENTINELS = {"extra_ids": ("100",)}
 # Flags of a run that a plan for another machine does not read.
 _NOT_PLANNED = ("cache_dir", "model_dir", "init_from", "init_from_state")
 
@@ -68,9 +71,7 @@ def _planned(
                 for name in ("documents", "tokens", "text_bytes")
             )
             return Planned(*counts)
-        if missing := [name for name in stage.needs if states[name].made is None]:
-            return _of_corpora(stage, f"the rest needs {' and '.join(missing)}")
-        return _of_build(stage)
+        return _of_build(stage, [name for name in stage.needs if states[name].made is None])
     if stage.kind in ("pretrain", "finetune"):
         if states[stage.name].word == records.FINISHED:
             return Planned()
@@ -80,33 +81,47 @@ def _planned(
     return Planned()
 
 
-def _of_corpora(stage: Stage, note: str = "") -> Planned:
-    """Returns the size of the corpora that a stage reads; unknown if they are its task's own."""
-    texts = stage.flags.get("corpus")
-    if not texts:
-        return Planned(note=note)
+def _of_corpora(stage: Stage) -> Planned:
+    """Returns the size of the corpora that a stage reads."""
     names = stage.flags.get("languages", (None,))[0]
     try:
-        corpora = map(sources.resolve, languages.specs(texts, names, unnamed=True).values())
-        size = sum(piece.bytes for corpus in corpora for piece in corpus.pieces)
+        corpora = languages.specs(stage.flags.get("corpus", ()), names, unnamed=True).values()
+        size = sum(piece.bytes for each in corpora for piece in sources.resolve(each).pieces)
     except UserError as error:  # such as a Hub that cannot be reached: the rest is planned
-        return Planned(note=f"not read: {error}")
-    return Planned(size=size, note=note)
+        return Planned(note=_not_read(error))
+    return Planned(size=size)
 
 
-def _of_build(stage: Stage) -> Planned:
-    lines = told(stage, [*stage.line, "--dry_run", "--json"]).splitlines()
+def _of_build(stage: Stage, missing: Sequence[str]) -> Planned:
+    """Returns the estimate of a build; of the stages that it needs, some may be `missing`."""
+    flags = {name: texts for name, texts in stage.flags.items() if name not in _OF_OTHERS}
+    blind = dataclasses.replace(stage, flags={**flags, "vocabulary": ("bytes",), **_SENTINELS})
+    try:
+        words = (blind if missing else stage).line
+        lines = told(stage, [*words, "--dry_run", "--json"]).splitlines()
+    except UserError as error:
+        if not missing:
+            raise
+        return Planned(note=_not_read(error))
     found = [json.loads(line) for line in lines if line.startswith("{")]
     counts = [of_split for each in found for of_split in each["counts"].values()]
+    documents = sum(each["documents"] for each in counts)
+    size = sum(each["bytes"] for each in found)
+    if missing:
+        return Planned(documents, size=size, note=f"the rest needs {' and '.join(missing)}")
     seconds = [each["seconds"] for each in found if each["seconds"] is not None]
     dollars = [each["dollars"] for each in found if each["dollars"] is not None]
     return Planned(
-        sum(each["documents"] for each in counts),
+        documents,
         sum(each["tokens"] for each in counts),
-        sum(each["bytes"] for each in found),
+        size,
         sum(seconds) / 3600 if seconds else None,
         sum(dollars) if dollars else None,
     )
+
+
+def _not_read(error: UserError) -> str:
+    return f"not read: {str(error).partition('; ')[0]}"
 
 
 def _of_run(recipe: Recipe, stage: Stage, topology: str) -> Planned:
@@ -121,6 +136,10 @@ def _of_run(recipe: Recipe, stage: Stage, topology: str) -> Planned:
         }
     words = [f"--{name}={text}" for name, texts in flags.items() for text in texts]
     found = json.loads(told(stage, ["plan", *words, f"--topology={topology}", "--json"]))
-    devices = f"{found['devices']} x {found['device_kind']}"
-    note = f"{devices}, {found['needed_bytes'] / 1e9:,.1f} GB each"
+    note = (
+        f"{found['devices']} x {found['device_kind']}, {found['needed_bytes'] / 1e9:,.1f} GB each"
+    )
+    if rate := found["tokens_per_second_per_device"]:
+        positions = rate * found["devices"] * found["hours"] * 3600
+        note += f", {positions / 1e9:,.1f} G positions"
     return Planned(hours=found["hours"], dollars=found["dollars"], note=note)

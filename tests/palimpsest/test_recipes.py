@@ -446,6 +446,7 @@ def test_a_plan_knows_what_is_finished_and_what_is_left(small):
     size = (small.parent / "corpus.txt").stat().st_size / 1e6
     rows = {line.split()[0]: line for line in before.stdout.splitlines()}
     assert f"{size:,.1f}" in rows["vocabulary"]
+    assert rows["cache.mine"].split()[1:4] == ["to", "do", str(len(TEXTS))]
     assert rows["cache.mine"].endswith("the rest needs vocabulary")
     assert ran(small, "--only=vocabulary").returncode == 0
     (line,) = (each for each in ran(small, "--plan").stdout.splitlines() if "cache.mine" in each)
