@@ -16,6 +16,7 @@ Flags = dict[str, tuple[str, ...]]
 CORPORA, COMMAND = "corpora", "command"
 OF_RECIPE = (CORPORA, COMMAND)
 _WEIGHT = "weight"
+_OF_CORPUS = ("corpus", "languages", _WEIGHT)
 # Flags that decide where a stage's output is.
 _PLACES = ("task", "name", "cache_dir", "model_dir", "output")
 _REFERENCE = re.compile(r"\{([a-z]+(?:\.[A-Za-z0-9_-]+)?)\}")
@@ -46,6 +47,8 @@ KINDS: Mapping[str, Kind] = {
 # Kinds whose stages always have a name, as in [cache.NAME], and those whose stages may have one.
 NAMED = ("cache", "finetune")
 MAY_BE_NAMED = _READS_MODEL = ("evaluate", "report", "export")
+# Kinds whose stages read the corpora of the recipe.
+READ_CORPORA = ("dedup", "vocabulary", "cache")
 _MODEL = "pretrain"
 
 
@@ -157,7 +160,8 @@ class Flowing:
             if not _are_texts(specs) or not _are_texts(languages) or not is_number or table:
                 raise UserError(
                     f"[corpus.{each}] has the keys corpus (a SPEC), languages (texts) and "
-                    f"{_WEIGHT} (a number above 0)" + "".join(f"; unknown: {key}" for key in table)
+                    f"{_WEIGHT} (a number above 0)"
+                    + "".join(f"; unknown: {key}{nearest(key, _OF_CORPUS)}" for key in table)
                 )
             if len(chosen) > 1 and (len(specs) > 1 or languages):
                 raise UserError(

@@ -105,13 +105,16 @@ def read(path: str, folder: str | None = None) -> Recipe:
 
 def tables_of(path: pathlib.Path) -> tuple[Mapping[str, str], Tables]:
     """Returns the head of a recipe, and the keys and values of each corpus and stage by name."""
+    whole = toml_flags.read(path)
     with _in(path):
-        whole = toml_flags.read(path)
         for name, table in whole.items():
-            if name not in _TABLES or not isinstance(table, dict):
+            if name not in _TABLES:
                 raise UserError(
                     f"unknown table [{name}]{nearest(name, _TABLES)}; known: {', '.join(_TABLES)}"
                 )
+            if not isinstance(table, dict):
+                named = f" or [{name}.NAME]" * (name != _HEAD)
+                raise UserError(f"{name} must be a table, [{name}]{named}")
         tables = {
             f"{kind}.{name}" if name else kind: table
             for kind in (_CORPUS, *KINDS)
@@ -172,10 +175,12 @@ def _in(place: object) -> Iterator[None]:
 def _head(table: Mapping[str, Any]) -> Mapping[str, Any]:
     known = ("folder", "title", "source")
     for key, value in table.items():
-        if key not in known or not isinstance(value, str):
+        if key not in known:
             raise UserError(
-                f"[{_HEAD}] {key}: it has texts only, {', '.join(known)}{nearest(key, known)}"
+                f"[{_HEAD}]: unknown key {key}{nearest(key, known)}; known: {', '.join(known)}"
             )
+        if not isinstance(value, str):
+            raise UserError(f"[{_HEAD}] {key} = {value}: it must be a text")
     return table
 
 
@@ -225,6 +230,8 @@ def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Sta
     known = {each: flag for flag in _flags(words) for each in flag.names}
     typed: Flags = {}
     for key, value in own.items():
+        if key == flows.CORPORA and name.partition(".")[0] not in flows.READ_CORPORA:
+            raise UserError(f"{key} is a key of {', '.join(flows.READ_CORPORA)} only")
         if key in flows.OF_RECIPE:
             continue
         plain = key.replace("-", "_")

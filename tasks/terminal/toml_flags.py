@@ -11,7 +11,7 @@ from tasks.terminal.command_line import UserError
 def read(path: pathlib.Path) -> dict[str, Any]:
     """Returns a file's table; raises UserError if there is no such file or it is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except IsADirectoryError as error:

@@ -127,6 +127,8 @@ def test_a_key_overrides_what_flows_and_a_stage_can_be_named(tmp_path):
         ("[finetune.qa]", "[finetune]", "[finetune] has the key train_steps"),
         ("weight = 2", "wait = 2", "unknown: wait"),
         ("weight = 2", 'weight = 2\ncolumn = "x"', "unknown: column"),
+        ("weight = 2", 'language = "x"', "unknown: language (did you mean languages?)"),
+        ("[finetune.qa]", '[finetune.qa]\ncorpora = ["a"]', "a key of dedup, vocabulary, cache"),
         ('split = "test"', 'model_dir = "{finetune.q}"', "no stage finetune.q (did you mean"),
         ('license = "mit"', 'command = "exprt"', "must be one of export, export_t5x"),
         ("[export.qa]", "[export.q.a]\nb = 1", "[export.q]: unknown flag --a.b"),
@@ -384,6 +386,9 @@ def test_a_lock_with_duplicates_holds_where_the_corpus_lies_elsewhere(tmp_path):
     ("text", "message"),
     [
         ("[evaluate]", "needs the key model_dir or a [pretrain]"),
+        ("[[cache]]\ntask = 'lm'", "cache must be a table, [cache] or [cache.NAME]"),
+        ("[recipe]\ntitle = 3\n[vocabulary]", "title = 3: it must be a text"),
+        ("[recipe]\ntitel = 'a'\n[vocabulary]", "titel (did you mean title?)"),
         ("[report]", "needs the key model_dir or a [pretrain]"),
         ("[cache.x]\nvocabulary = 'bytes'", "needs the key task"),
         ("[cache.x]\ntask = 'lm'\ncache_dir = ''", "needs the key cache_dir"),
