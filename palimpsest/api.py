@@ -4,10 +4,10 @@ A function takes the flags of its command as keyword arguments, with values of P
 `lengths={"inputs": 128, "targets": 29}`, or the command's typed configuration object. It runs what
 the command runs, in this process, and resumes, checks and prints as the command does.
 
-Every mistake that the command would report in one line raises `UserError` with that line. Ctrl-C, or
-a notebook's stop button, makes a training run save its state after the update at hand and then
-raises KeyboardInterrupt, and the same call resumes; elsewhere it raises KeyboardInterrupt at once.
-In a thread other than the main one, Ctrl-C does not reach a run, which then goes on to its end.
+A mistake that the command reports in one line raises `UserError` with that line. Ctrl-C, or the
+stop button of a notebook, makes a training run save its state after the update at hand and raise
+KeyboardInterrupt; the same call resumes. Elsewhere KeyboardInterrupt is raised at once. It does not
+reach a run in another thread than the main one, which goes on.
 """
 
 import json
@@ -15,6 +15,8 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from palimpsest.commands import COMMANDS, command
 from tasks import vocabulary
@@ -65,17 +67,19 @@ def write_corpus(
     """
     lines, kinds = list[str](), set[tuple[str, ...]]()
     for each in texts:
-        row = {"text": each} if isinstance(each, str) else dict(each)
-        if isinstance(each, tuple):
-            row = dict(zip(_PAIR, each, strict=True))
+        row: Mapping[str, str]
+        if isinstance(each, str):
+            row = {"text": each}
+        else:
+            row = dict(zip(_PAIR, each, strict=True)) if isinstance(each, tuple) else each
         kinds.add(tuple(sorted(row.keys() & {"text", *_PAIR})))
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     if kinds not in ({("text",)}, {_PAIR}):
         what = "no texts" if not kinds else f"rows with {' and with '.join(map(str, kinds))}"
         raise UserError(f"{os.fspath(path)}: {what}; give texts alone, or inputs and targets alone")
     files.write_bytes(os.fspath(path), "".join(lines).encode())
-    columns = dict(zip(_PAIR, _PAIR, strict=True)) if kinds == {_PAIR} else {}
-    return str(CorpusSpec("json", os.fspath(path), **columns))
+    inputs, targets = _PAIR if kinds == {_PAIR} else ("", "")
+    return str(CorpusSpec("json", os.fspath(path), inputs=inputs, targets=targets))
 
 
 def call(name: str, config: Any = None, /, **flags: Any) -> int:
@@ -96,7 +100,7 @@ def train_vocabulary(config: "TrainFlags | None" = None, /, **flags: Any) -> "Vo
 
 
 def build(config: "Options | None" = None, /, **flags: Any) -> "Cache":
-    """Returns the cache that `palimpsest build` writes to CACHE_DIR/TASK, or the caches of languages.
+    """Returns the cache that `palimpsest build` writes, or those of several languages.
 
     `config` is a `pipeline.building.options.Options`. Worker processes do not run the caller's
     script. For `dry_run` and `part`, which leave no finished cache, use `call`.
@@ -117,7 +121,7 @@ def pretrain(config: Config | None = None, /, **flags: Any) -> "Model":
 
 
 def finetune(**flags: Any) -> "Model":
-    """Returns the model that `palimpsest finetune` makes of `init_from`, or resumes; see `pretrain`."""
+    """Returns the model that `palimpsest finetune` makes of `init_from`; see `pretrain`."""
     return _trained("finetune", None, flags)
 
 
@@ -143,7 +147,7 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids."""
-        return self._loaded.decode(list(ids))
+        return self._loaded.decode(np.asarray(ids, np.int64))
 
 
 class Cache:

@@ -14,6 +14,8 @@ _CELL_SECONDS = 0.5
 # Columns of a bar, and of what stands beside it without the description: spinner, amounts, times.
 _NARROWEST, _WIDEST, _BESIDE_BAR = 10, 40, 44
 _CELL_COLUMNS = 24
+# The bars that are shown in cells, each in the block of the one before.
+_in_cells: list["Progress"] = []
 
 
 class Progress:
@@ -28,9 +30,11 @@ class Progress:
         self.bar: Any = None
         self._line = ""
         self._last = done, ""
+        self._outer = next(reversed(_in_cells), None)
         self._cell = _cell()
         if self._cell:
-            self._cell(self._text(done, ""))
+            _in_cells.append(self)
+            self._show()
         elif sys.stderr.isatty():
             self.bar = _bar(description, unit)
             self._task = self.bar.add_task(description, total=total, completed=done)
@@ -45,7 +49,7 @@ class Progress:
         elif time.monotonic() - self._shown >= (_CELL_SECONDS if self._cell else _LINE_SECONDS):
             self._shown = time.monotonic()
             if self._cell:
-                self._cell(self._text(done, note))
+                self._show()
                 return
             parts = [self._description, self._amount(done), self._left(done), note]
             line = "  ".join(filter(None, parts))
@@ -58,9 +62,22 @@ class Progress:
         if self.bar:
             self.bar.stop()
         elif self._cell:
-            self._cell(self._text(*self._last, over=True))
+            _in_cells.remove(self)
+            if self._outer:
+                self._outer._show()
+            else:
+                self._show(over=True)
 
-    def _text(self, done: float, note: str, over: bool = False) -> str:
+    def _show(self, over: bool = False, below: str = "") -> None:
+        """Shows the bar in a cell, below the one in whose block it is, which replaces it later."""
+        assert self._cell
+        text = self._text(*self._last, over) + below
+        if self._outer:
+            self._outer._show(below=f"\n{text}")
+        else:
+            self._cell(text)
+
+    def _text(self, done: float, note: str, over: bool) -> str:
         """Returns the bar of a cell, with the time left or, when it is `over`, taken."""
         bar, passed = "", time.monotonic() - self._begin
         if self._total:

@@ -1,4 +1,4 @@
-"""Tables whose keys are flags, of TOML files or of Python: their values as typed on a command line."""
+"""Tables whose keys are flags, of TOML files or Python: their values as typed on a command line."""
 
 import dataclasses
 import os
