@@ -58,12 +58,15 @@ StrPath = str | os.PathLike[str]
 
 
 def write_corpus(
-    texts: Iterable[str] | Iterable[tuple[str, str]] | Iterable[Mapping[str, str]], path: StrPath
+    texts: Iterable[str] | Iterable[tuple[str, str]] | Iterable[Mapping[str, str]],
+    path: StrPath,
+    validation: float = 0.01,
 ) -> str:
     """Returns the SPEC of a corpus of texts, for `corpus=`, after writing it as JSON lines.
 
-    Texts may be pairs: tuples of inputs and targets, or dicts with those keys. Replaces a file that
-    exists; `path` is local or remote. Raises UserError unless all are texts or all are pairs.
+    Texts may be pairs: tuples of inputs and targets, or dicts with those keys. `path` is local or
+    remote, and a file there is replaced. `validation` is the share of texts that is held out, from
+    0 to 1. Raises UserError unless there are texts alone or pairs alone.
     """
     lines, kinds = list[str](), set[tuple[str, ...]]()
     for each in texts:
@@ -75,11 +78,13 @@ def write_corpus(
         kinds.add(tuple(sorted(row.keys() & {"text", *_PAIR})))
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     if kinds not in ({("text",)}, {_PAIR}):
-        what = "no texts" if not kinds else f"rows with {' and with '.join(map(str, kinds))}"
-        raise UserError(f"{os.fspath(path)}: {what}; give texts alone, or inputs and targets alone")
+        raise UserError(
+            f"{os.fspath(path)}: give texts alone, or pairs of inputs and targets alone"
+        )
     files.write_bytes(os.fspath(path), "".join(lines).encode())
     inputs, targets = _PAIR if kinds == {_PAIR} else ("", "")
-    return str(CorpusSpec("json", os.fspath(path), inputs=inputs, targets=targets))
+    place, share = os.fspath(path), float(validation)
+    return str(CorpusSpec("json", place, inputs=inputs, targets=targets, validation=share))
 
 
 def call(name: str, config: Any = None, /, **flags: Any) -> int:

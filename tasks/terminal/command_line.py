@@ -38,6 +38,10 @@ _STORAGE_ERRORS = {
 class UserError(Exception):
     """A mistake that the user can correct; its text says what is wrong and what to do."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns what IPython and notebooks show instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns " (did you mean X?)" for the known name closest to `name`, or "".
