@@ -147,7 +147,7 @@ class Vocabulary:
         return self._loaded.size
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS; sentinels such as <extra_id_0> have theirs."""
+        """Returns the ids of a text, without EOS; sentinels such as `<extra_id_0>` have theirs."""
         return vocabulary.encode_with_sentinels(self._loaded, text).tolist()
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -267,7 +267,7 @@ class Model:
         )
 
     def fill(self, text: str, **flags: Any) -> str:
-        """Returns a text with the model's words in its gaps, such as <extra_id_0>, in brackets.
+        """Returns a text with the model's words in its gaps, such as `<extra_id_0>`, in brackets.
 
         With `num_return_sequences` there are several, one per line. The flags are those of
         `palimpsest fill`.

@@ -307,7 +307,15 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 model = palimpsest.pretrain(**run, train_steps=saved + 2)
 assert [*model.metrics().index] == [*range(1, saved + 3)]
 build("c")  # with JAX in the process
+def terminate():
+    while not os.path.exists(f"model/checkpoint_{saved + 4}"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=terminate).start()
 print("ended")
+run |= {"checkpoint.every_steps": 2, "checkpoint.keep": None}
+palimpsest.pretrain(**run, train_steps=100000)
+print("begun again")
 """
 
 
@@ -315,17 +323,18 @@ print("ended")
 @pytest.mark.parametrize("way", ["file", "stdin"])
 def test_a_script_without_a_main_guard(tmp_path, way, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    text, ends = SCRIPT, ["begun"]
+    text, ends, code = SCRIPT, ["begun"], 0
     if way == "file":
-        text, ends = SCRIPT + INTERRUPTED, ["begun", "ended"]
+        text, ends, code = SCRIPT + INTERRUPTED, ["begun", "ended"], 75
     (tmp_path / "script.py").write_text(text)
     with (tmp_path / "script.py").open() as file:
         done = completed(
             [sys.executable, *(["script.py"] if way == "file" else ["-"])],
             cwd=tmp_path, stdin=file if way == "stdin" else subprocess.DEVNULL,
         )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line in ("begun", "ended")] == ends
+    assert done.returncode == code, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line in ("begun", "ended", "begun again")] == ends
 
 
 @pytest.mark.processes
