@@ -87,6 +87,14 @@ def test_the_import_loads_next_to_nothing():
     assert not used & {"jax", "apache_beam", "pandas", "pipeline"}
 
 
+def test_a_file_with_the_name_of_a_package_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    (tmp_path / "tasks.py").write_text("raise SystemExit('tasks.py was run')\n")
+    (tmp_path / "script.py").write_text("import palimpsest\nprint(palimpsest.UserError)\n")
+    done = started("script.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_name_is_there():
     assert {*palimpsest.__all__} <= {*dir(palimpsest)}
     assert all(getattr(palimpsest, name).__doc__ for name in palimpsest.__all__)
@@ -363,8 +371,6 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     notebook = nbformat.read(path, 4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells)
-    # A kernel's own folder has files with our names.
-    (tmp_path / "tasks.py").write_text("raise SystemExit('tasks.py was run')\n")
     client = nbclient.NotebookClient(
         notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     )
