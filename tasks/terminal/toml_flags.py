@@ -46,7 +46,9 @@ def changed(config: Any) -> dict[str, Any]:
     """Returns flag -> value for the fields of a dataclass that are not at their defaults."""
     found: dict[str, Any] = {}
     for each in dataclasses.fields(config):
-        value, name = getattr(config, each.name), each.metadata.get("name") or each.name
+        if not each.metadata:  # set only by code
+            continue
+        value, name = getattr(config, each.name), each.metadata["name"] or each.name
         if dataclasses.is_dataclass(value):
             found |= changed(value) if each.metadata["flat"] else {name: changed(value)}
         elif value != each.default:

@@ -20,6 +20,7 @@ class Inner:
 @dataclasses.dataclass(frozen=True)
 class Flat:
     seed: int = field(0, "seed")
+    by_code: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Handle:
         ({"inner": {"rate": 1e-5, "steps": None}}, ["--inner.rate=1e-05", "--inner.steps=None"]),
         ({"inner.steps": 3}, ["--inner.steps=3"]),
         ({"inner": Inner(rate=2.0)}, ["--inner.rate=2.0"]),
-        ({"flat": Flat(seed=3)}, ["--seed=3"]),
+        ({"flat": Flat(seed=3, by_code=2)}, ["--seed=3"]),
         ({"flat": {"seed": 3}}, ["--seed=3"]),
         ({"several": ["a,b", "c"]}, ["--several=a,b", "--several=c"]),
         ({"several": "a"}, ["--several=a"]),
