@@ -6,8 +6,8 @@ the command runs, in this process, and resumes, checks and prints as the command
 
 A mistake that the command reports in one line raises `UserError` with that line. Ctrl-C, or the
 stop button of a notebook, makes a training run save its state after the update at hand and raise
-KeyboardInterrupt; the same call resumes. Elsewhere KeyboardInterrupt is raised at once. It does not
-reach a run in another thread than the main one, which goes on.
+KeyboardInterrupt; the same call resumes. Elsewhere KeyboardInterrupt is raised at once. A run in a
+thread other than the main one is not interrupted.
 """
 
 import json
@@ -52,7 +52,7 @@ __all__ = [
     "write_corpus",
 ]
 
-_EXIT_PREEMPTED = 75
+_EXIT_PREEMPTED = 75  # of trainer.engine.stopping, which imports JAX
 _PAIR = ("inputs", "targets")
 StrPath = str | os.PathLike[str]
 
@@ -68,22 +68,20 @@ def write_corpus(
     remote, and a file there is replaced. `validation` is the share of texts that is held out, from
     0 to 1. Raises UserError unless there are texts alone or pairs alone.
     """
-    lines, kinds = list[str](), set[tuple[str, ...]]()
-    for each in texts:
-        row: Mapping[str, str]
-        if isinstance(each, str):
-            row = {"text": each}
-        else:
-            row = dict(zip(_PAIR, each, strict=True)) if isinstance(each, tuple) else each
-        kinds.add(tuple(sorted(row.keys() & {"text", *_PAIR})))
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    if kinds not in ({("text",)}, {_PAIR}):
-        raise UserError(
-            f"{os.fspath(path)}: give texts alone, or pairs of inputs and targets alone"
-        )
-    files.write_bytes(os.fspath(path), "".join(lines).encode())
+    kinds, place = set[tuple[str, ...]](), os.fspath(path)
+    with files.atomic_write(place) as file:
+        for each in texts:
+            row: Mapping[str, str]
+            if isinstance(each, str):
+                row = {"text": each}
+            else:
+                row = dict(zip(_PAIR, each, strict=True)) if isinstance(each, tuple) else each
+            kinds.add(tuple(sorted(row.keys() & {"text", *_PAIR})))
+            file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
+        if kinds not in ({("text",)}, {_PAIR}):
+            raise UserError(f"{place}: give texts alone, or pairs of inputs and targets alone")
     inputs, targets = _PAIR if kinds == {_PAIR} else ("", "")
-    place, share = os.fspath(path), float(validation)
+    share = float(validation)
     return str(CorpusSpec("json", place, inputs=inputs, targets=targets, validation=share))
 
 
@@ -118,9 +116,9 @@ def build(config: "Options | None" = None, /, **flags: Any) -> "Cache":
 def pretrain(config: Config | None = None, /, **flags: Any) -> "Model":
     """Returns the model that `palimpsest pretrain` trains in the folder `model_dir`, or resumes.
 
-    `config` is a `trainer.config.Config`. Groups of flags may be configuration objects, too, such
-    as `optimizer=OptimizerConfig(learning_rate=0.01)`, of which the fields that differ from their
-    defaults count.
+    `config` is a `trainer.config.Config`. A group of flags may be a configuration object, too, such
+    as `optimizer=OptimizerConfig(learning_rate=0.01)`: its fields that are not at their defaults
+    count as given.
     """
     return _trained("pretrain", config, flags)
 
@@ -352,6 +350,8 @@ def _run(name: str, config: Any, flags: Mapping[str, Any]) -> tuple[int, Any]:
 
 
 def _trained(name: str, config: Config | None, flags: Mapping[str, Any]) -> "Model":
+    if "gin_file" in flags and "model_dir" not in flags:
+        raise UserError("model_dir is missing: name it, even if the gin file does")
     typed = _run(name, config, flags)[1]
     return Model(typed.model_dir if config else typed.run.values["model_dir"])
 

@@ -59,18 +59,18 @@ def changed(config: Any) -> dict[str, Any]:
 def words(kind: type, values: Mapping[str, Any]) -> list[str]:
     """Returns a command line of Python values for the flags of a dataclass `kind`.
 
-    They are as in TOML; further, paths, tuples, and dataclasses for a group of flags, of which the
-    fields that are not at their defaults count. None leaves a flag out that cannot be None.
+    Values are as in TOML, or tuples, paths, or dataclasses for groups of flags, which stand for
+    their fields that are not at their defaults. A flag that cannot be None is left out if it is.
     """
     flat_groups = {each.name for each in dataclasses.fields(kind) if each.metadata.get("flat")}
     known = {name: flag for flag in flags_of(kind) for name in flag.names}
-    table: dict[str, Any] = {}
+    pairs: list[tuple[str, Any]] = []
     for name, value in values.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, os.PathLike):
             value = changed(value)
-        table |= flat(value) if name in flat_groups else flat({name: value})
+        pairs += (flat(value) if name in flat_groups else flat({name: value})).items()
     found = []
-    for name, value in table.items():
+    for name, value in pairs:
         flag = known.get(name)
         if value is None and flag and type(None) not in typing.get_args(flag.declared):
             continue

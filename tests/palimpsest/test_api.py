@@ -186,7 +186,14 @@ def test_a_mistake_is_the_line_of_the_command(capsys):
 
 
 @pytest.mark.processes
-def test_finished_work_is_kept_and_a_run_goes_on(folder, cache, capsys):
+def test_finished_work_is_kept_and_a_run_goes_on(folder, corpus, cache, capsys):
+    assert palimpsest.write_corpus(TEXTS, folder / "corpus.jsonl", validation=0.1) == corpus
+    how = {"corpus": corpus, "vocabulary": folder / "vocabulary", "cache_dir": cache}
+    palimpsest.train_vocabulary(corpus=corpus, vocab_size=70, output=folder / "vocabulary")
+    palimpsest.build(**how, name="mine", task="span_corruption")
+    said = capsys.readouterr().out
+    assert "the vocabulary is already finished" in said
+    assert "mine_span_corruption is complete and valid: nothing to do" in said
     for last, said in (
         (3, "up to step 3"),
         (3, "training is finished"),
@@ -357,7 +364,9 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         exec(compile(block, "docs/api.md", "exec"), names)
     said = capsys.readouterr().out
     assert "--train_steps=0: it must be 1 or more" in said
-    assert re.search(r"^Return a .+ of the list\.$", said, re.MULTILINE)
+    assert "OptimizerConfig(name='adafactor', learning_rate=0.003" in said
+    assert (tmp_path / "report.html").exists()
+    assert re.search(r"^Return a .+ of the string\.$", said, re.MULTILINE)
 
 
 @pytest.mark.processes

@@ -73,6 +73,8 @@ def test_a_command_is_called_as_a_function():
     assert (command.call(given), command.call(given, lambda flags: flags.on)) == (7, True)
     with pytest.raises(UserError, match=r"^unknown flag --plaec \(did you mean --place\?\)$"):
         command.typed({"plaec": "a"})
+    with pytest.raises(UserError, match=r"^--inner.steps=3 and --inner.steps=4: give one of them$"):
+        command.typed({"place": "a", "inner": Inner(steps=3), "inner.steps": 4})
     with pytest.raises(UserError, match=r"^required: --place$"):
         command.typed({"place": None})
 
