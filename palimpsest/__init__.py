@@ -1,1 +1,51 @@
-"""One command line for all commands, without logic of its own."""
+"""The commands as functions of Python, and one command line for all of them; see `palimpsest.api`.
+
+Its names are loaded when they are used, and JAX or Beam when a command needs them.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from palimpsest.api import (
+        Cache,
+        Model,
+        UserError,
+        Vocabulary,
+        build,
+        call,
+        finetune,
+        pretrain,
+        train_vocabulary,
+        write_corpus,
+    )
+
+__all__ = [
+    "Cache",
+    "Model",
+    "UserError",
+    "Vocabulary",
+    "build",
+    "call",
+    "finetune",
+    "pretrain",
+    "train_vocabulary",
+    "write_corpus",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import os
+
+    import palimpsest_home
+
+    # `tasks` and `trainer` are ours from here on, whatever lies in the current folder.
+    palimpsest_home.settle(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from palimpsest import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,6 +19,7 @@ from tasks.task import TaskSpec
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, Rule, at_least, field
+from tasks.vocabulary import TokenIds
 
 
 def samples(
@@ -131,8 +132,8 @@ class Flags:
     )
 
 
-def run(flags: Flags) -> None:
-    """Prints or writes the windows."""
+def shown(flags: Flags) -> tuple[str, list[show.Sample], TokenIds]:
+    """Returns the name of the task, the windows that the flags choose, and the vocabulary's ids."""
     cache = Cache.open(flags.cache)
     if flags.task:
         task: TaskSpec | None = registry.get(flags.task, flags.task_module)
@@ -145,12 +146,17 @@ def run(flags: Flags) -> None:
     )
     chosen = flags.windows if flags.index is None else list(flags.index)
     made = samples(cache, flags.split, task, lengths, chosen, flags.seed, flags.epoch)
+    return task.name if task else cache.manifest.plan.task, made, cache.ids
+
+
+def run(flags: Flags) -> None:
+    """Prints or writes the windows."""
+    name, made, ids = shown(flags)
     if not flags.output:
-        show.print_samples(made, cache.ids)
+        show.print_samples(made, ids)
         return
-    name = task.name if task else cache.manifest.plan.task
     title = f"{name}: windows of {flags.split}"
-    files.write_bytes(flags.output, show.page(title, made, cache.ids).encode())
+    files.write_bytes(flags.output, show.page(title, made, ids).encode())
     print(f"{flags.output}: {len(made)} windows")
 
 

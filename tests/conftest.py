@@ -69,7 +69,8 @@ def pytest_sessionstart() -> None:
 
 # Files of 12 processor seconds or more. They begin first, so that both workers end together.
 LONGEST = (
-    "engine/test_sharding", "engine/test_processes", "model/test_every_preset", "model/test_layers",
+    "palimpsest/test_api", "engine/test_sharding", "engine/test_processes",
+    "model/test_every_preset", "model/test_layers",
     "trainer/test_pretrain", "trainer/test_compare", "optim/test_optimizer",
     "model/test_sparse_attention", "building/test_build_exact", "reading/test_hub",
     "model/test_encoder", "model/test_shared_slots", "model/test_march_models",

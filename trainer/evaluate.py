@@ -14,8 +14,8 @@ from tasks.terminal.command_line import UserError
 from trainer.config.evaluation import EvaluateFlags
 
 
-def run(flags: EvaluateFlags) -> None:
-    """Evaluates, and writes and prints the metrics."""
+def evaluated(flags: EvaluateFlags) -> dict[int, dict[str, dict[str, float]]]:
+    """Evaluates, and writes and prints the metrics; returns step -> split -> metric -> value."""
     for flag in ("output", "plot"):
         if path := getattr(flags, flag):
             _check_output(flag, path)
@@ -24,7 +24,11 @@ def run(flags: EvaluateFlags) -> None:
     from trainer.evaluating import whole_splits
 
     with processes.joined(flags.processes):
-        whole_splits.evaluate(flags)
+        return whole_splits.evaluate(flags)
+
+
+def run(flags: EvaluateFlags) -> None:
+    evaluated(flags)
 
 
 def _check_output(flag: str, output: str) -> None:

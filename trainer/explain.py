@@ -62,8 +62,7 @@ def run(flags: Flags) -> None:
 
     assert flags.step is not None
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
-    rows = range(len(explanation)) if flags.row is None else [flags.row]
-    places = [(row, each) for row in rows for each in range(explanation.examples(row))]
+    places = explanation.examples_of(flags.row)
     if flags.row is None and not flags.output:
         for place in places:
             print(explanation.line(*place))

@@ -15,10 +15,12 @@ from tasks.terminal.command import Command
 
 
 def run(flags: Any) -> int:
-    """Trains, or prints the configuration on request."""
+    """Trains, or prints the configuration on request; `flags` may be a `Config` made by code."""
     from trainer import training
-    from trainer.config import from_flags
+    from trainer.config import Config, from_flags
 
+    if isinstance(flags, Config):
+        return training.start(flags, from_flags.origins_of(flags))
     return training.start(*from_flags.configured(flags), flags.print_config)
 
 

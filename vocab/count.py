@@ -84,6 +84,7 @@ def run(job: Job, runner: engines.Engine | None) -> None:
                 show = lambda inside, done=done: bar.update(done + inside)  # noqa: E731
                 _count_piece(job, (number, piece), show)
                 done += piece.bytes
+                bar.update(done)
     elif missing:
         runner.check(job.corpus.spec, job.folder)
         slim = dataclasses.replace(job, corpus=engines.without_pieces(job.corpus))

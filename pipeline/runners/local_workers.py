@@ -12,6 +12,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,10 @@ from tasks.terminal import child
 from tasks.terminal.command_line import UserError
 from tasks.terminal.interrupt import shielded
 
-# Libraries with threads: clients of stores and of devices.
-_THREADED = frozenset(("aiohttp", "grpc", "httpx", "jax", "requests", "tensorflow", "torch"))
+# Libraries with threads: clients of stores and of devices, and the kernel of a notebook.
+_THREADED = frozenset(
+    ("aiohttp", "grpc", "httpx", "ipykernel", "jax", "requests", "tensorflow", "torch")
+)
 _CHILD = (
     "from tasks.terminal import child; from pipeline.runners import local_workers as workers; "
     "workers.main()"
@@ -116,7 +119,8 @@ def _started(work: _Work, running: dict[Connection, int]) -> Connection:
     """Starts a worker, whose process id is added to `running`."""
     ours, theirs = Pipe()
     parent = os.getpid()
-    forks = sys.platform == "linux" and not _THREADED.intersection(sys.modules)
+    alone = threading.current_thread() is threading.main_thread()
+    forks = sys.platform == "linux" and alone and not _THREADED.intersection(sys.modules)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     with shielded():

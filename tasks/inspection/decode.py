@@ -55,6 +55,16 @@ def decode(tokens: Sequence[int], ids: TokenIds) -> str:
     return "".join(texts(tokens, ids)).removeprefix(" ")
 
 
+def spelled(tokens: Sequence[int], ids: TokenIds) -> str:
+    """Returns the text of tokens as `decode`, with the pieces of sentinels and borders in it."""
+    silent = (ids.special.pad, ids.special.eos)
+    pairs = zip(tokens, texts(tokens, ids), strict=True)
+    return "".join(
+        text if token in silent or is_text(token, ids) else piece(token, ids)
+        for token, text in pairs
+    ).removeprefix(" ")
+
+
 def _characters(parts: list[bytes]) -> list[str]:
     data, out = b"".join(parts), [""] * len(parts)
     owners = [number for number, part in enumerate(parts) for _ in part]

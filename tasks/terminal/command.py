@@ -4,10 +4,10 @@ import contextlib
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tasks.terminal import command_line, extras, help, interrupt
+from tasks.terminal import command_line, extras, help, interrupt, toml_flags
 from tasks.terminal.flags import made, parse
 from tasks.terminal.interruption import interruptible
 
@@ -52,6 +52,18 @@ class Command:
                 return 0
         with extras.named(), contextlib.nullcontext() if self._once else interruptible():
             return self._run(made(self.flags, parse(self.flags, words))) or 0
+
+    def typed(self, values: Mapping[str, Any]) -> Any:
+        """Returns the flags given as Python values, as `toml_flags.words` describes them."""
+        return made(self.flags, parse(self.flags, toml_flags.words(self.flags, values)))
+
+    def call(self, flags: Any, function: Callable[[Any], Any] | None = None) -> Any:
+        """Returns what `function`, or the command itself, returns for flags, in this process.
+
+        Signals are the caller's: Ctrl-C raises KeyboardInterrupt wherever it arrives.
+        """
+        with extras.named(), command_line.storage_named():
+            return (function or self._run)(flags)
 
     def help(self, topic: str = "", program: str | None = None) -> str:
         program = program or f"python -m {self.__module__}"

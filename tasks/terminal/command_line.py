@@ -4,13 +4,14 @@ A user's mistake ends in exit code 2 and one line on stderr that names the cause
 traceback means a bug in this project.
 """
 
+import contextlib
 import difflib
 import errno
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tasks.terminal.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
@@ -36,6 +37,10 @@ _STORAGE_ERRORS = {
 
 class UserError(Exception):
     """A mistake that the user can correct; its text says what is wrong and what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Returns what IPython and notebooks show instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -74,6 +79,18 @@ class _Interrupts:
         print(self.line, file=sys.stderr)
 
 
+@contextlib.contextmanager
+def storage_named() -> Iterator[None]:
+    """Raises UserError for a mistake with files or disks that the block ends with."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRORS:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        raise UserError(f"{place}{_STORAGE_ERRORS[error.errno]}") from error
+
+
 def run(
     main: Callable[[list[str]], int | None],
     argv: Sequence[str] | None = None,
@@ -86,8 +103,9 @@ def run(
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
         signal.signal(signal.SIGINT, interrupts)
     try:
-        code = main([*(sys.argv[1:] if argv is None else argv)]) or 0
-        sys.stdout.flush()
+        with storage_named():
+            code = main([*(sys.argv[1:] if argv is None else argv)]) or 0
+            sys.stdout.flush()
         sys.exit(code)
     except BrokenPipeError:
         if not _reader_left():
@@ -95,11 +113,6 @@ def run(
         sys.exit(EXIT_BROKEN_PIPE)
     except UserError as error:
         message = " ".join(str(error).split())
-    except OSError as error:
-        if error.errno not in _STORAGE_ERRORS:
-            raise
-        place = f"{error.filename}: " if error.filename else ""
-        message = f"{place}{_STORAGE_ERRORS[error.errno]}"
     except KeyboardInterrupt:
         interrupts.report()
         sys.exit(EXIT_INTERRUPTED)

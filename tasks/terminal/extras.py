@@ -10,7 +10,7 @@ from tasks.terminal.command_line import UserError
 EXTRAS = {
     package: extra
     for extra, packages in {
-        "pipeline": "apache_beam datasets fastwarc numba pyarrow sentencepiece tokenizers "
+        "pipeline": "apache_beam datasets fastwarc numba pandas pyarrow sentencepiece tokenizers "
         "zstandard",
         "trainer": "flax gin grain jax jaxlib optax orbax tensorboardX",
         "huggingface": "safetensors torch transformers",

@@ -1,17 +1,21 @@
-"""Progress of long operations: a bar on a terminal, otherwise a line every ten seconds.
+"""Progress of long operations: a bar on a terminal or in a notebook, otherwise lines.
 
-A line that says nothing new is left out.
+There is a line every ten seconds; one that says nothing new is left out.
 """
 
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _LINE_SECONDS = 10.0
+_CELL_SECONDS = 0.5
 # Columns of a bar, and of what stands beside it without the description: spinner, amounts, times.
 _NARROWEST, _WIDEST, _BESIDE_BAR = 10, 40, 44
+_CELL_COLUMNS = 24
+# The bars that are shown in cells, each in the block of the one before.
+_in_cells: list["Progress"] = []
 
 
 class Progress:
@@ -25,34 +29,90 @@ class Progress:
         self._begin = self._shown = time.monotonic()
         self.bar: Any = None
         self._line = ""
-        if sys.stderr.isatty():
+        self._last = done, ""
+        self._outer = next(reversed(_in_cells), None)
+        self._cell = _cell()
+        if self._cell:
+            _in_cells.append(self)
+            self._show()
+        elif sys.stderr.isatty():
             self.bar = _bar(description, unit)
             self._task = self.bar.add_task(description, total=total, completed=done)
             self.bar.start()
 
     def update(self, done: float, note: str = "") -> None:
         """Shows that `done` units are done, including earlier ones."""
+        self._last = done, note
         if self.bar:
             self.bar.note = note
             self.bar.update(self._task, completed=done)
-        elif time.monotonic() - self._shown >= _LINE_SECONDS:
+        elif time.monotonic() - self._shown >= (_CELL_SECONDS if self._cell else _LINE_SECONDS):
             self._shown = time.monotonic()
-            parts = [self._description, *([self._amount(done)] if self._total else []), note]
+            if self._cell:
+                self._show()
+                return
+            parts = [self._description, self._amount(done), self._left(done), note]
             line = "  ".join(filter(None, parts))
             if line != self._line:
                 print(line, file=sys.stderr, flush=True)
             self._line = line
 
+    def end(self) -> None:
+        """Leaves the last state on the screen, or in the output of a cell."""
+        if self.bar:
+            self.bar.stop()
+        elif self._cell:
+            _in_cells.remove(self)
+            if self._outer:
+                self._outer._show()
+            else:
+                self._show(over=True)
+
+    def _show(self, over: bool = False, below: str = "") -> None:
+        """Shows the bar in a cell, below the one in whose block it is, which replaces it later."""
+        assert self._cell
+        text = self._text(*self._last, over) + below
+        if self._outer:
+            self._outer._show(below=f"\n{text}")
+        else:
+            self._cell(text)
+
+    def _text(self, done: float, note: str, over: bool) -> str:
+        """Returns the bar of a cell, with the time left or, when it is `over`, taken."""
+        bar, passed = "", time.monotonic() - self._begin
+        if self._total:
+            full = round(_CELL_COLUMNS * min(done / self._total, 1))
+            bar = "━" * full + "┈" * (_CELL_COLUMNS - full)
+        times = f"in {clock(passed)}" if over else self._left(done) or clock(passed)
+        line = "  ".join(filter(None, [self._description, bar, self._amount(done), times]))
+        return f"{line}\n  {note}" if note else line
+
     def _amount(self, done: float) -> str:
-        assert self._total
-        passed = done - self._before
-        left = "?"
-        if passed > 0:
-            left = clock((time.monotonic() - self._begin) / passed * (self._total - done))
+        if not self._total:
+            return ""
         amounts = f"{done:,.0f}/{self._total:,.0f}"
         if self._unit == "B":
             amounts = f"{done / 1e6:,.1f}/{self._total / 1e6:,.1f} MB"
-        return f"{done / self._total:4.0%}  {amounts}  {left} left"
+        return f"{done / self._total:4.0%}  {amounts}"
+
+    def _left(self, done: float) -> str:
+        if not self._total:
+            return ""
+        passed, seconds = done - self._before, time.monotonic() - self._begin
+        return f"{clock(seconds / passed * (self._total - done)) if passed > 0 else '?'} left"
+
+
+def _cell() -> Callable[[str], None] | None:
+    """Returns a function that shows a text in a notebook's cell, in place of the one before.
+
+    Returns None elsewhere, as in IPython on a terminal.
+    """
+    ipython = sys.modules.get("IPython")
+    if not ipython or not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    handle = ipython.display.DisplayHandle()
+    ways = iter([handle.display])
+    return lambda text: next(ways, handle.update)({"text/plain": text}, raw=True)
 
 
 def _bar(description: str, unit: str) -> Any:
@@ -92,8 +152,7 @@ def shown(
     try:
         yield progress
     finally:
-        if progress.bar:  # it stays on the screen
-            progress.bar.stop()
+        progress.end()
 
 
 def clock(seconds: float) -> str:

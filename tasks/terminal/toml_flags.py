@@ -1,11 +1,15 @@
-"""TOML files whose tables are flags: reading them, and their values as typed on a command line."""
+"""Tables whose keys are flags, of TOML files or Python: their values as typed on a command line."""
 
+import dataclasses
+import os
 import pathlib
 import tomllib
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import flags_of
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -33,4 +37,43 @@ def as_text(value: Any) -> str:
     """Returns a value as it would be typed on a command line."""
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(as_text, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return ",".join(map(as_text, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def changed(config: Any) -> dict[str, Any]:
+    """Returns flag -> value for the fields of a dataclass that are not at their defaults."""
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(config):
+        if not each.metadata:  # set only by code
+            continue
+        value, name = getattr(config, each.name), each.metadata["name"] or each.name
+        if dataclasses.is_dataclass(value):
+            found |= changed(value) if each.metadata["flat"] else {name: changed(value)}
+        elif value != each.default:
+            found[name] = value
+    return found
+
+
+def words(kind: type, values: Mapping[str, Any]) -> list[str]:
+    """Returns a command line of Python values for the flags of a dataclass `kind`.
+
+    Values are as in TOML, or tuples, paths, or dataclasses for groups of flags, which stand for
+    their fields that are not at their defaults. A flag that cannot be None is left out if it is.
+    """
+    flat_groups = {each.name for each in dataclasses.fields(kind) if each.metadata.get("flat")}
+    known = {name: flag for flag in flags_of(kind) for name in flag.names}
+    pairs: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, os.PathLike):
+            value = changed(value)
+        pairs += (flat(value) if name in flat_groups else flat({name: value})).items()
+    found = []
+    for name, value in pairs:
+        flag = known.get(name)
+        if value is None and flag and type(None) not in typing.get_args(flag.declared):
+            continue
+        repeats = flag and flag.field.metadata["repeated"] and isinstance(value, list | tuple)
+        found += [f"--{name}={as_text(each)}" for each in (value if repeats else [value])]
+    return found

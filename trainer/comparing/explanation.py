@@ -78,6 +78,11 @@ class Explanation:
             raise UserError(f"--row={row}: the batch has rows 0 to {len(self) - 1}")
         return len(self._examples[row])
 
+    def examples_of(self, row: int | None) -> list[tuple[int, int]]:
+        """Returns (row, number) of the examples of a row, or of all rows; see `examples`."""
+        rows = range(len(self)) if row is None else [row]
+        return [(each, number) for each in rows for number in range(self.examples(each))]
+
     @property
     def ids(self) -> TokenIds:
         """The vocabulary's ids."""

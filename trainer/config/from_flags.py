@@ -23,6 +23,8 @@ from trainer.model.parts import SLOTS
 
 # The gin reader, imported only if needed.
 _GIN = "trainer.gin.recipe:load"
+# The origin of fields that the user has set.
+_TYPED = "command line"
 # The preset whose values --help shows as defaults.
 _SHOWN = "t5_1_1_small"
 
@@ -169,7 +171,7 @@ def build_config(
         origin = f"preset {preset}"
     config = Config(preset=preset, model=model)
     origins = {path: origin for path, _ in fields.leaves(config) if path.startswith("model.")}
-    origins["preset"] = "command line"
+    origins["preset"] = _TYPED
     if settings:
         config = fields.replace_all(config, settings.values)
         origins |= dict.fromkeys(settings.values, settings.origin)
@@ -235,6 +237,23 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
         config = from_transformers.adopt_model(config, origins)
     refuse_unread(config, origins)
     return config, origins
+
+
+def origins_of(config: Config) -> dict[str, str]:
+    """Returns field path -> origin for a configuration made by code, as if flags had set it.
+
+    Raises UserError if it sets a field that has no effect.
+    """
+    model = MODEL_PRESETS.get(config.preset)
+    known = dict(fields.leaves(Config(config.preset, model))) if model else {}
+    origins = {"preset": _TYPED}
+    for path, value in fields.leaves(config):
+        if path not in known or value != known[path]:
+            origins[path] = _TYPED
+        elif path.startswith("model."):
+            origins[path] = f"preset {config.preset}"
+    refuse_unread(config, origins)
+    return origins
 
 
 def model_of_run(source: str, own: str | None) -> ModelConfig:

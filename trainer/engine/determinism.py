@@ -3,9 +3,12 @@
 import contextlib
 import os
 import pkgutil
+import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
+
+from tasks.terminal.command_line import UserError
 
 # Excludes kernels whose results vary between runs (scatters with atomics, some GEMMs and fused
 # attentions) and chooses kernels without timing them, since the fastest may differ next time.
@@ -18,10 +21,29 @@ _GPUS = ("gpu", "cuda", "rocm")
 
 
 def set_flags(deterministic: bool) -> None:
-    """Sets XLA_FLAGS for a run; must be called before JAX looks for devices."""
+    """Sets XLA_FLAGS for a run.
+
+    Raises UserError if they change but JAX has already found GPUs, which then ignore them.
+    """
     flags = xla_flags(os.environ, _plugins(), deterministic)
-    if flags:
-        os.environ["XLA_FLAGS"] = flags
+    if flags == os.environ.get("XLA_FLAGS", ""):
+        return
+    if _uses_gpus():
+        raise UserError(
+            "--deterministic has no effect any more, as this process has already used its GPUs: "
+            f"set XLA_FLAGS={GPU_FLAG}=true before it does, or deterministic to false"
+        )
+    os.environ["XLA_FLAGS"] = flags
+
+
+def _uses_gpus() -> bool:
+    """Returns whether JAX has looked for devices and found GPUs."""
+    if "jax" not in sys.modules:
+        return False
+    import jax
+    from jax._src import xla_bridge  # no public name tells without looking for devices
+
+    return xla_bridge.backends_are_initialized() and jax.default_backend() == "gpu"
 
 
 def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], deterministic: bool) -> str:

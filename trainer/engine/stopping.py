@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -85,7 +86,8 @@ class Stop:
         return EXIT_INTERRUPTED if self.cause == _CTRL_C else EXIT_PREEMPTED
 
     def __enter__(self) -> Self:
-        if self._alone:
+        # Python lets no other thread handle signals: there, they have their usual effect.
+        if self._alone and threading.current_thread() is threading.main_thread():
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminated)
             # A shell that starts a command with & makes it ignore Ctrl-C.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -24,8 +24,8 @@ Results = dict[str, dict[str, float]]
 _CHECKPOINTS = "checkpoints"
 
 
-def evaluate(flags: EvaluateFlags) -> None:
-    """Evaluates checkpoints, writes their metrics and prints a table."""
+def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
+    """Evaluates checkpoints, writes their metrics and prints a table; returns them by step."""
     config, origins = metadata.load_config(flags.model_dir)
     label = flags.split
     if flags.task and flags.task != config.task:
@@ -81,6 +81,7 @@ def evaluate(flags: EvaluateFlags) -> None:
         from trainer.reporting.drawing import draw_metrics
 
         draw_metrics(results, flags.plot, f"{config.preset} on {config.task}")
+    return results
 
 
 def _check_vocabulary(run: Run, checkpoint: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tasks import registry
@@ -65,24 +66,30 @@ def read_prompts(path: str, column: str) -> list[str]:
     return prompts
 
 
-def results(generator: Generator, prompts: list[str], first: int, count: int) -> list[str]:
-    """Returns a JSON line of `count` results for each prompt; the first has number `first`."""
+def results(
+    generator: Generator, prompts: Sequence[str], first: int, count: int
+) -> list[list[dict[str, Any]]]:
+    """Returns `count` results of each prompt, the first of which has number `first`."""
     ids = [generator.ids(prompt) for prompt in prompts]
-    found = generator(ids, range(first, first + len(prompts)))
-    lines = []
-    for place, prompt in enumerate(prompts):
-        made = [
-            {
-                "text": generator.text(each.ids),
-                "ids": each.ids.tolist(),
-                # Sums of float32 differ in their last digits between machines.
-                "score": round(each.score, 4),
-                "ended": each.ended,
-            }
-            for each in found[place * count : (place + 1) * count]
-        ]
-        lines.append(json.dumps({"prompt": prompt, "results": made}, ensure_ascii=False) + "\n")
-    return lines
+    made = [
+        {
+            "text": generator.text(each.ids),
+            "ids": each.ids.tolist(),
+            # Sums of float32 differ in their last digits between machines.
+            "score": round(each.score, 4),
+            "ended": each.ended,
+        }
+        for each in generator(ids, range(first, first + len(prompts)))
+    ]
+    return [made[start : start + count] for start in range(0, len(made), count)]
+
+
+def _lines(prompts: list[str], found: list[list[dict[str, Any]]]) -> list[str]:
+    """Returns a JSON line for each prompt."""
+    rows = (
+        {"prompt": prompt, "results": made} for prompt, made in zip(prompts, found, strict=True)
+    )
+    return [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
 
 
 class _Output:
@@ -155,7 +162,7 @@ def write_all(
         for block in blocks:
             first = block * size
             part = prompts[first : first + size]
-            lines = results(generator, part, first, decoding.num_return_sequences)
+            lines = _lines(part, results(generator, part, first, decoding.num_return_sequences))
             if processes.is_first():
                 output.add(block, lines)
             bar.update(first + len(part))

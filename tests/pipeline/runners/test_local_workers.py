@@ -125,6 +125,20 @@ def test_counts_are_summed(tmp_path, kind):
     assert not workers_of(os.getpid())
 
 
+def test_no_thread_but_the_main_one_forks(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_workers, "_THREADED", frozenset())
+    monkeypatch.setattr(os, "fork", None)
+    found = []
+
+    def run():
+        found.append(local_workers.run(counted, range(1, 51), str(tmp_path), 2)["sum"])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [1275]
+
+
 def locked(path: str) -> dict[str, int]:
     descriptors = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     return {"open": sum(os.path.realpath(each) == path for each in descriptors)}

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from tasks.terminal.command_line import UserError
 from tests.support.processes import completed, started
 from tests.support.runs import state
 from tests.support.trees import same
@@ -38,6 +39,27 @@ CUDA = ["jax_plugins.xla_cuda12"]
 )
 def test_the_flag_is_set_where_gpus_may_be_found(environment, plugins, deterministic, flags):
     assert xla_flags(environment, plugins, deterministic) == flags
+
+
+def test_gpus_that_are_in_use_ignore_the_flag(monkeypatch):
+    monkeypatch.setattr(determinism, "_plugins", lambda: CUDA)
+    monkeypatch.setattr(determinism, "_uses_gpus", lambda: True)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+    with pytest.raises(UserError, match="has already used its GPUs"):
+        determinism.set_flags(True)
+    determinism.set_flags(False)
+    assert os.environ["XLA_FLAGS"] == "--xla_a=1"
+    monkeypatch.setattr(determinism, "_uses_gpus", lambda: False)
+    determinism.set_flags(True)
+    assert os.environ["XLA_FLAGS"] == f"--xla_a=1 {GPU_FLAG}=true"
+
+
+def test_a_cpu_is_no_gpu_in_use():
+    import jax
+
+    assert jax.devices()
+    assert not determinism._uses_gpus()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,396 @@
+"""The commands from Python: the same bytes, mistakes, interrupts, threads, notebooks, the page."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import palimpsest
+from tasks.cache.manifest import CacheManifest
+from tests.support import in_process
+from tests.support.processes import ROOT, completed, started
+from tests.trainer.conftest import assert_one_line
+from trainer.checkpoints import metadata
+from trainer.config import Config, LengthsConfig, MetricsConfig, OptimizerConfig
+from trainer.config.presets import model_preset
+
+TEXTS = [f"line {n} of a text about {n % 7} boats and {n % 5} seas" for n in range(400)]
+RUN = {
+    "preset": "t5_1_1_tiny",
+    "batch_size": 4,
+    "lengths": {"inputs": 32, "targets": 16},
+    "optimizer": {"learning_rate": 0.01},
+    "metrics": {"every_steps": 2, "tensorboard": False},
+    "train_steps": 4,
+}
+TYPED = ("--preset=t5_1_1_tiny", "--batch_size=4", "--lengths.inputs=32", "--lengths.targets=16",
+         "--optimizer.learning_rate=0.01", "--metrics.every_steps=2", "--metrics.tensorboard=false",
+         "--train_steps=4")  # fmt: skip
+
+# Where the project is not installed, processes find it as this one does.
+PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def hashes(model_dir):
+    """Returns the step of a run's newest checkpoint and the checksums of its arrays."""
+    step, found = metadata.newest(str(model_dir))
+    assert found["checksums"]
+    return step, found["checksums"]
+
+
+def fingerprint(folder):
+    """Returns the checksums of all files that a cache's manifest lists."""
+    manifest = CacheManifest.load(str(folder))
+    return [each.files for shards in manifest.splits.values() for each in shards]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def corpus(folder):
+    return palimpsest.write_corpus(TEXTS, folder / "corpus.jsonl", validation=0.1)
+
+
+@pytest.fixture(scope="module")
+def cache(folder, corpus):
+    vocabulary = palimpsest.train_vocabulary(
+        corpus=corpus, vocab_size=70, output=folder / "vocabulary"
+    )
+    return palimpsest.build(
+        corpus=[corpus], vocabulary=vocabulary, name="mine", task="span_corruption",
+        cache_dir=folder / "cache",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(folder, cache):
+    return palimpsest.pretrain(
+        **RUN, task=cache.task, cache_dir=cache, model_dir=folder / "model",
+        **{"evaluation.every_steps": 2},
+    )  # fmt: skip
+
+
+def test_the_import_loads_next_to_nothing():
+    code = "import sys, palimpsest; {}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    alone = set(started("-c", code.format("1")).stdout.split())
+    assert "palimpsest" in alone
+    assert not alone & {"numpy", "tasks", "trainer"}
+    used = set(started("-c", code.format("palimpsest.write_corpus")).stdout.split())
+    assert "trainer" in used
+    assert not used & {"jax", "apache_beam", "pandas", "pipeline"}
+
+
+def test_a_file_with_the_name_of_a_package_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    (tmp_path / "tasks.py").write_text("raise SystemExit('tasks.py was run')\n")
+    (tmp_path / "script.py").write_text("import palimpsest\nprint(palimpsest.UserError)\n")
+    done = started("script.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_name_is_there():
+    assert {*palimpsest.__all__} <= {*dir(palimpsest)}
+    assert all(getattr(palimpsest, name).__doc__ for name in palimpsest.__all__)
+    assert palimpsest.__all__ == palimpsest.api.__all__
+    with pytest.raises(AttributeError, match="no attribute 'bild'"):
+        palimpsest.bild  # noqa: B018
+
+
+def test_a_corpus_is_json_lines_of_texts_or_pairs(tmp_path):
+    pairs = [("a", "b"), {"inputs": "c", "targets": "d"}]
+    spec = palimpsest.write_corpus(pairs, tmp_path / "pairs.jsonl")
+    assert spec == f"json:{tmp_path}/pairs.jsonl?inputs=inputs&targets=targets"
+    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
+    assert [*map(json.loads, lines)] == [{"inputs": "a", "targets": "b"}, pairs[1]]
+    for rows in ([], ["a", pairs[0]], [{"txt": "a"}]):
+        with pytest.raises(palimpsest.UserError, match="texts alone, or pairs"):
+            palimpsest.write_corpus(rows, tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_vocabulary_encodes(folder, cache):
+    vocabulary = palimpsest.Vocabulary(folder / "vocabulary")
+    ids = vocabulary.encode("boats <extra_id_0> seas")
+    assert ids.count(len(vocabulary) - 1) == 1
+    assert vocabulary.decode(ids) == "boats <extra_id_0> seas"
+
+
+@pytest.mark.processes
+def test_the_results_are_the_commands(tmp_path, folder, corpus, cache, model):
+    build = ("--name=mine", "--task=span_corruption", f"--vocabulary={folder}/vocabulary")
+    done = in_process.run("pipeline.build", *build, f"--corpus={corpus}", f"--cache_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert fingerprint(tmp_path / cache.task) == fingerprint(folder / "cache" / cache.task)
+    where = (f"--task={cache.task}", f"--cache_dir={tmp_path}", f"--model_dir={tmp_path}/model")
+    done = in_process.run("trainer.pretrain", *TYPED, *where, "--evaluation.every_steps=2")
+    assert done.returncode == 0, done.stderr
+    assert hashes(tmp_path / "model") == hashes(folder / "model")
+    filled = in_process.run("trainer.fill", "a <extra_id_0>", f"--model_dir={tmp_path}/model")
+    assert f"{model.fill('a <extra_id_0>')}\n" == filled.stdout
+
+
+@pytest.mark.processes
+def test_configuration_objects_are_the_same_as_flags(tmp_path, cache, model):
+    parts = {
+        "lengths": LengthsConfig(32, 16),
+        "optimizer": OptimizerConfig(learning_rate=0.01),
+        "metrics": MetricsConfig(every_steps=2, tensorboard=False),
+    }
+    where = {"task": cache.task, "cache_dir": cache.cache_dir}
+    config = Config(
+        "t5_1_1_tiny", model_preset("t5_1_1_tiny"), **parts, **where, train_steps=4, batch_size=4,
+        model_dir=f"{tmp_path}/whole",
+    )  # fmt: skip
+    palimpsest.pretrain(config)
+    some = {"preset": "t5_1_1_tiny", "train_steps": 4, "batch_size": 4}
+    palimpsest.pretrain(**parts, **where, **some, model_dir=f"{tmp_path}/parts")
+    records = []
+    for name in ("whole", "parts"):
+        assert hashes(tmp_path / name) == hashes(model.model_dir)
+        record = json.loads((tmp_path / name / "config.json").read_text())
+        assert record["config"].pop("model_dir") == f"{tmp_path}/{name}"
+        records.append((record["config"], record["origins"]))
+    assert records[0] == records[1]
+    with pytest.raises(palimpsest.UserError, match="a configuration object or flags, not both"):
+        palimpsest.pretrain(config, train_steps=5)
+
+
+def test_a_mistake_is_the_line_of_the_command(capsys):
+    for module, function, words in (
+        ("trainer.pretrain", palimpsest.pretrain, {"preset": "t5", "model_dir": "x"}),
+        ("trainer.pretrain", palimpsest.pretrain, {"prset": "t5"}),
+        ("trainer.finetune", palimpsest.finetune, {"model_dir": None}),
+        ("pipeline.build", palimpsest.build, {"task": "lm"}),
+        (
+            "vocab.train",
+            palimpsest.train_vocabulary,
+            {"corpus": "text:no/*", "output": "/dev/null/v"},
+        ),
+    ):
+        with pytest.raises(palimpsest.UserError) as error:
+            function(**words)
+        typed = [f"--{name}={value}" for name, value in words.items() if value is not None]
+        done = in_process.run(module, *typed)
+        assert_one_line(done.returncode, done.stderr, f": error: {error.value}\n".strip())
+    with pytest.raises(palimpsest.UserError, match=r"unknown command pretrian \(did you mean"):
+        palimpsest.call("pretrian")
+    with pytest.raises(palimpsest.UserError, match="x holds no run"):
+        palimpsest.Model("x")
+
+
+@pytest.mark.processes
+def test_finished_work_is_kept_and_a_run_goes_on(folder, corpus, cache, capsys):
+    assert palimpsest.write_corpus(TEXTS, folder / "corpus.jsonl", validation=0.1) == corpus
+    how = {"corpus": corpus, "vocabulary": folder / "vocabulary", "cache_dir": cache}
+    palimpsest.train_vocabulary(corpus=corpus, vocab_size=70, output=folder / "vocabulary")
+    palimpsest.build(**how, name="mine", task="span_corruption")
+    said = capsys.readouterr().out
+    assert "the vocabulary is already finished" in said
+    assert "mine_span_corruption is complete and valid: nothing to do" in said
+    for last, said in (
+        (3, "up to step 3"),
+        (3, "training is finished"),
+        (5, "checkpoint 3, up to"),
+    ):
+        palimpsest.pretrain(
+            **RUN | {"train_steps": last}, task=cache.task, cache_dir=cache, model_dir=folder / "on"
+        )
+        assert said in capsys.readouterr().out
+    assert hashes(folder / "on")[0] == 5
+
+
+def test_a_cache_as_data_frames(folder, cache):
+    counts = cache.counts()
+    manifest = CacheManifest.load(f"{cache.cache_dir}/{cache.task}")
+    assert counts.index.names == ["task", "split"]
+    assert counts.documents.sum() == len(TEXTS)
+    assert counts.loc[cache.task, "train"].tokens == manifest.total("train", "tokens")
+    examples = cache.examples(3, inputs=32, targets=16)
+    assert len(examples) == 3
+    row = examples.iloc[0]
+    assert "<extra_id_0>" in row.inputs
+    assert row.targets.startswith("<extra_id_0>")
+    gap = re.match(r"<extra_id_0> *(.*?)<extra_id_1>", row.targets)[1].strip()
+    assert gap in row.text
+    assert "boats" in examples.text.str.cat()
+    cache.verify(workers=1)
+    assert palimpsest.Cache(cache.cache_dir, cache.task).counts().equals(counts)
+    with pytest.raises(palimpsest.UserError, match="no cache for task other"):
+        palimpsest.Cache(cache.cache_dir, "other")
+
+
+def test_a_damaged_cache_raises(tmp_path, corpus, folder):
+    cache = palimpsest.build(
+        corpus=corpus, vocabulary=folder / "vocabulary", name="b", task="lm", cache_dir=tmp_path
+    )
+    (rows, *_) = (tmp_path / "b_lm").glob("*train.tfrecord-*")
+    data = bytearray(rows.read_bytes())
+    data[100] ^= 1
+    rows.write_bytes(data)
+    with pytest.raises(palimpsest.UserError, match="has faults"):
+        cache.verify(workers=1)
+
+
+@pytest.mark.processes
+def test_a_model_as_data_frames(model, capsys):
+    metrics = model.metrics()
+    assert (metrics.index.name, [*metrics.index]) == ("step", [2, 4])
+    assert {"loss", "steps_per_second"} <= {*metrics.columns}
+    assert [*model.metrics("validation").index] == [2, 4]
+    with pytest.raises(palimpsest.UserError, match=r"no metrics of test: it has train, validation"):
+        model.metrics("test")
+    evaluated = model.evaluate()
+    assert [*evaluated.index] == [(4, "validation")]
+    # In other batches the sums differ by rounding.
+    assert evaluated.loss.iloc[0] == pytest.approx(model.metrics("validation").loss[4], rel=1e-5)
+    assert model.config.train_steps == 4
+    batch = model.examples(step=2)
+    assert len(batch) == 4
+    assert model.examples(step=2, row=1).text.iloc[0] == batch.text.iloc[1]
+
+
+@pytest.mark.processes
+def test_text_from_a_model(model, capfd):
+    made = model.generate(["a <extra_id_0>", "b"], max_new_tokens=4, method="beam",
+                          num_return_sequences=2)  # fmt: skip
+    assert [*made.prompt] == ["a <extra_id_0>"] * 2 + ["b"] * 2
+    assert all(len(ids) <= 4 for ids in made.ids)
+    assert made.score[0] >= made.score[1]
+    generator = model._generator[1]
+    assert model.fill("a <extra_id_0>", max_new_tokens=4)
+    assert model._generator[1] is not generator
+    generator = model._generator[1]
+    assert model.fill("b <extra_id_0>", max_new_tokens=4)
+    assert model._generator[1] is generator
+    with pytest.raises(palimpsest.UserError, match="has no gap"):
+        model.fill("no gap")
+
+
+@pytest.mark.processes
+def test_a_run_in_another_thread(tmp_path, cache, model):
+    made = []
+
+    def train():
+        where = {"task": cache.task, "cache_dir": cache, "model_dir": tmp_path}
+        made.append(palimpsest.pretrain(**RUN, **where))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert [hashes(each.model_dir) for each in made] == [hashes(model.model_dir)]
+
+
+# A script without a main guard: vocabularies and builds start child processes.
+SCRIPT = """
+import os, signal, sys, threading, time
+import palimpsest
+print("begun")
+corpus = palimpsest.write_corpus([f"a line about {n} boats" for n in range(400)], "corpus.jsonl")
+size = {"vocab_size": 40, "workers": 2}
+vocabulary = palimpsest.train_vocabulary(corpus=corpus, output="vocabulary", **size)
+how = {"task": "span_corruption", "cache_dir": "cache", "workers": 2, "shard_bytes": 4000}
+def build(name):
+    return palimpsest.build(corpus=corpus, vocabulary=vocabulary, name=name, **how)
+cache = build("a")
+thread = threading.Thread(target=build, args=["b"])
+thread.start()
+thread.join()
+other = palimpsest.Cache("cache", "b_span_corruption")
+assert other.counts().rows.sum() == cache.counts().rows.sum()
+"""
+INTERRUPTED = """
+run = dict(preset="t5_1_1_tiny", task=cache.task, cache_dir=cache, model_dir="model", batch_size=4,
+           lengths={"inputs": 32, "targets": 16}, **{"metrics.every_steps": 1})
+def interrupt():
+    while not os.path.exists("model/metrics.jsonl") or not os.path.getsize("model/metrics.jsonl"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    palimpsest.pretrain(**run, train_steps=100000)
+except KeyboardInterrupt:
+    (saved,) = (int(name[11:]) for name in os.listdir("model") if name.startswith("checkpoint_"))
+assert 0 < saved < 100000
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+model = palimpsest.pretrain(**run, train_steps=saved + 2)
+assert [*model.metrics().index] == [*range(1, saved + 3)]
+build("c")  # with JAX in the process
+def terminate():
+    while not os.path.exists(f"model/checkpoint_{saved + 4}"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=terminate).start()
+print("ended")
+run |= {"checkpoint.every_steps": 2, "checkpoint.keep": None}
+palimpsest.pretrain(**run, train_steps=100000)
+print("begun again")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ["file", "stdin"])
+def test_a_script_without_a_main_guard(tmp_path, way, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    text, ends, code = SCRIPT, ["begun"], 0
+    if way == "file":
+        text, ends, code = SCRIPT + INTERRUPTED, ["begun", "ended"], 75
+    (tmp_path / "script.py").write_text(text)
+    with (tmp_path / "script.py").open() as file:
+        done = completed(
+            [sys.executable, *(["script.py"] if way == "file" else ["-"])],
+            cwd=tmp_path, stdin=file if way == "stdin" else subprocess.DEVNULL,
+        )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line in ("begun", "ended", "begun again")] == ends
+
+
+@pytest.mark.processes
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs/api.md").read_text()
+    section = page[page.index("## From Python") : page.index("::: palimpsest.api")]
+    blocks = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert len([line for line in blocks[0].splitlines() if line]) <= 10
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in blocks:
+        exec(compile(block, "docs/api.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "--train_steps=0: it must be 1 or more" in said
+    assert "OptimizerConfig(name='adafactor', learning_rate=0.003" in said
+    assert (tmp_path / "report.html").exists()
+    assert re.search(r"^Return a .+ of the string\.$", said, re.MULTILINE)
+
+
+@pytest.mark.processes
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    import nbclient
+    import nbformat
+
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
+    path = ROOT / "docs/notebook.ipynb"
+    assert path.stat().st_size < 100_000
+    notebook = nbformat.read(path, 4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    outputs = [each for cell in notebook.cells for each in cell.get("outputs", [])]
+    bars = [
+        text
+        for each in outputs
+        if each.output_type == "display_data"
+        if (text := each.data["text/plain"]).partition(" ")[0] in ("training", "building")
+    ]
+    assert len(bars) == 3  # of the vocabulary, the cache and the run, not one for each evaluation
+    assert re.match(r"training +━{24} +100% +500/500 +in \d+:\d\d\n  loss \d", bars[-1])
+    assert len(outputs) < 40
