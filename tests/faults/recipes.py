@@ -1,8 +1,8 @@
 """Kills of a recipe in each of its stages.
 
-An undisturbed run is the reference. Another one, in another folder, is ended by signals at random
-moments of every stage, and started again by the same command. Its lock file, its cache, its
-vocabulary, its last checkpoint and its metrics must equal the reference's.
+An undisturbed run is the reference. Others, in other folders, are ended by signals at random
+moments of every stage, and started again by the same command. Their lock file, cache, vocabulary,
+last checkpoint and metrics must equal the reference's.
 """
 
 import argparse
@@ -61,26 +61,32 @@ def break_recipes(
     reference = _Recipe(path, folder / "undisturbed")
     seconds = _timed(reference)
     first = lock.path_of(reference.recipe).read_bytes()
-    killed = _Recipe(path, folder / "killed")
     kills: list[tuple[str, ...]] = []
-    try:
-        with progress.shown("killing", flags.kills) as bar:
-            for stage in _targets(list(seconds), flags.kills, generator):
-                kills += [_killed(killed, stage, seconds[stage], generator)]
-                bar.update(len(kills))
-        killed.start()
-        killed.finish()
-    finally:
-        killed.kill()
-    failures = _differences(reference, killed)
-    if lock.path_of(killed.recipe).read_bytes() != first:
-        failures.append(f"{lock.path_of(killed.recipe)} has other bytes")
+    failures: list[str] = []
+    trials = 0
+    with progress.shown("killing", flags.kills) as bar:
+        while not failures and (len(kills) < flags.kills or not trials):
+            trials += 1
+            killed = _Recipe(path, folder / f"killed-{trials}")
+            try:
+                for stage in _targets(list(seconds), flags.kills - len(kills), generator):
+                    kills += _killed(killed, stage, seconds, generator)
+                    bar.update(len(kills))
+                killed.start()
+                killed.finish()
+            finally:
+                killed.kill()
+            failures = _differences(reference, killed)
+            if lock.path_of(killed.recipe).read_bytes() != first:
+                failures.append(f"{lock.path_of(killed.recipe)} has other bytes")
+            if not failures:
+                shutil.rmtree(killed.recipe.folder)
     header = ("kill", "signal", "aimed at", "seconds after", "while at")
     print(table(header, [(n, *kill) for n, kill in enumerate(kills, 1)], markdown=True))
     print(
-        f"\n{len(kills)} kills over {len(seconds)} stages of {path.name}: lock file, caches, "
-        f"checkpoints and metrics {'differ from' if failures else 'equal'} those of an undisturbed "
-        f"run; seed {flags.seed}, {progress.clock(time.monotonic() - begin)}"
+        f"\n{len(kills)} kills of {trials} run(s) of {path.name} with {len(seconds)} stages: lock "
+        f"file, caches, checkpoints and metrics {'differ from' if failures else 'equal'} those of "
+        f"an undisturbed run; seed {flags.seed}, {progress.clock(time.monotonic() - begin)}"
     )
     return failures
 
@@ -107,24 +113,27 @@ def _targets(stages: list[str], kills: int, generator: random.Random) -> list[st
 
 
 def _killed(
-    command: _Recipe, stage: str, seconds: float, generator: random.Random
-) -> tuple[str, ...]:
-    """Starts the recipe, and ends it at a random moment of a stage, or of a later one."""
+    command: _Recipe, stage: str, seconds: dict[str, float], generator: random.Random
+) -> list[tuple[str, ...]]:
+    """Starts the recipe and ends it at a random moment of a stage, if it has not finished then."""
+    # A run goes on from its last checkpoint, so that later kills find less of it; others restart.
+    is_run = stage.partition(".")[0] in _RUNS
+    after = generator.uniform(0, seconds[stage] * (0.4 if is_run else 0.9))
     command.start()
     if not command.wait_until(lambda: stage in command.begun()):
-        raise UserError(f"the recipe ended before {stage}: {command.tail()}")
-    after = generator.uniform(0, seconds)
+        command.check_alive()
+        return []
     end = time.monotonic() + after
     command.wait_until(lambda: time.monotonic() > end)
-    number = draw_signal(generator)
-    if not command.running:  # resumed stages take less time
+    if not command.running:
         command.check_alive()
-        return (number.name, stage, f"{after:.1f}", "the end")
+        return []
+    number = draw_signal(generator)
     stop_before_kill(number, command)
     last = command.begun()[-1]
     where = f"{last}, finished" if command.is_finished(last) else last
     command.end(number)
-    return (number.name, stage, f"{after:.1f}", where)
+    return [(number.name, stage, f"{after:.1f}", where)]
 
 
 def _differences(one: _Recipe, other: _Recipe) -> list[str]:
