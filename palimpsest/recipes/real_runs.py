@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from palimpsest.recipes import planning
 from palimpsest.recipes.recipe import Recipe, Stage
+from tasks import registry
 from tasks.metrics import metric
 from tasks.storage import files
-from tasks.terminal.command_line import UserError
+from tasks.task import OBJECTIVES
+from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.flags import made, parse
 from trainer.config import Config, from_transformers
 from trainer.config.evaluation import TASK_METRICS
@@ -29,6 +31,8 @@ def checked(recipe: Recipe) -> dict[str, Config | None]:
     found: dict[str, Config | None] = {}
     for stage in recipe.stages:
         with _of(stage):
+            if stage.kind == "cache":
+                _check_task(stage)
             if stage.kind in ("pretrain", "finetune"):
                 _use_cpu()
                 found[stage.name] = _checked(recipe, stage)
@@ -46,6 +50,15 @@ def _of(stage: Stage) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"[{stage.name}] {error}") from error
+
+
+def _check_task(stage: Stage) -> None:
+    """Raises UserError for a task that is neither known nor an objective for a corpus."""
+    task, of_module = stage.flags["task"][0], "task_module" in stage.flags
+    if "name" not in stage.flags and not of_module and registry.find(task) is None:
+        raise UserError(
+            f"--task={task}: there is no such objective or task{nearest(task, OBJECTIVES)}"
+        )
 
 
 def _use_cpu() -> None:
@@ -88,12 +101,17 @@ def _check_metrics(names: tuple[str, ...] | list[str], module: str | None) -> No
 
 
 def _divided(config: Config, origins: dict[str, str]) -> Config:
-    """Returns the configuration with its lengths and batch, after checking its mesh."""
-    from trainer.planning.planned_run import subject
+    """Returns the configuration with its lengths and batch, after checking these and its mesh."""
+    from trainer.planning import planned_run
+    from trainer.setup import check_positions, check_task
 
+    if task := planned_run.first_task(config):
+        check_task(task, config)
     sizes = config.mesh.planned()
     devices = math.prod(max(size, 1) for size in sizes.values())
-    run = subject(config, origins, devices).config
+    planned = planned_run.subject(config, origins, devices)
+    run = planned.config
+    check_positions(run, planned.converter)
     check_dimensions(sizes, run.mesh.rules, run.model, run.batch_size, run.microbatches)
     return run
 

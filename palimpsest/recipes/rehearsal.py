@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -24,6 +26,7 @@ from tasks.terminal.command_line import UserError
 
 _RUNS = ("pretrain", "finetune")
 _LOADED = "palimpsest.recipes.exported"
+_COUNT = "import jax; print(jax.device_count())"
 
 
 def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
@@ -37,7 +40,8 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
             runs = real_runs.checked(recipe)
         with _timed("sampled the corpora"):
             whole = recipes.tables_of(recipe.path)[1]
-            tables = shrinking.tables(whole, runs, pathlib.Path(scratch))
+            devices = _devices() if runs else 1
+            tables = shrinking.tables(whole, runs, devices, pathlib.Path(scratch))
         for stage in recipe.stages if topology else ():
             if stage.kind in _RUNS:
                 with _timed(f"{stage.name}: planned on {topology}"):
@@ -47,6 +51,14 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
             _rehearse(stage)
     print(f"rehearsed {recipe.path} in {time.monotonic() - begin:.0f} s")
     return 0
+
+
+def _devices() -> int:
+    """Returns the number of devices here; a process of its own asks, and frees them again."""
+    done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"JAX finds no device: {(done.stderr.splitlines() or ['?'])[-1]}")
+    return int(done.stdout.split()[-1])
 
 
 def _rehearse(stage: Stage) -> None:

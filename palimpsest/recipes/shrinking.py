@@ -31,7 +31,6 @@ _DROPPED = {
 _DROPPED_GROUPS = ("mesh.", "processes.")
 _RUN: Mapping[str, Any] = {
     "train_steps": UPDATES,
-    "batch_size": 8,
     "metrics.every_steps": UPDATES // 4,
     "checkpoint.every_steps": UPDATES // 2,
     "evaluation.every_steps": UPDATES // 2,
@@ -50,16 +49,22 @@ _SMALL = {
     "num_experts": 4,
 }
 _START = "init_from"
+# Rows of a batch: at most, at least, and as many as hold so many positions, half for a large table.
+_MOST, _LEAST, _POSITIONS, _LARGE = 8, 2, 4096, 65_536
 # Weights in the formats of transformers' releases.
 _WEIGHTS = (".safetensors", ".bin", ".h5", ".msgpack", ".index.json", ".ckpt", ".pt", ".pth")
 
 
 def tables(
-    whole: recipes.Tables, runs: Mapping[str, Config | None], scratch: pathlib.Path
+    whole: recipes.Tables,
+    runs: Mapping[str, Config | None],
+    devices: int,
+    scratch: pathlib.Path,
 ) -> dict[str, dict[str, Any]]:
     """Returns the tables of a recipe for its rehearsal; writes what they read below `scratch`.
 
-    `runs` are the configurations of the real runs, by the names of their stages.
+    `runs` are the configurations of the real runs, by the names of their stages; the small ones
+    have `devices`.
     """
     sampled, flowing = Samples(scratch), any(name.startswith("corpus.") for name in whole)
     found = {}
@@ -87,7 +92,8 @@ def tables(
         if kind == "vocabulary":
             flat["vocab_size"] = min(int(flat.get("vocab_size", _PIECES)), _PIECES)
         if kind in ("pretrain", "finetune"):
-            flat = _run(flat, runs[name], scratch / f"{name}_starts_from")
+            flat["batch_size"] = _rows(runs[name], devices)
+            flat = _run(kind, flat, runs[name], scratch / f"{name}_starts_from")
         found[name] = flat
     return found
 
@@ -106,13 +112,25 @@ def _lists(name: str, given: Any) -> dict[str, str]:
     return {"exclude": ",".join(kept)} if kept else {}
 
 
-def _run(flat: dict[str, Any], real: Config | None, place: pathlib.Path) -> dict[str, Any]:
+def _rows(real: Config | None, devices: int) -> int:
+    """Returns the rows of a small run's batch, which the devices can share."""
+    lengths = real and (real.lengths.inputs or 0) + (real.lengths.targets or 0)
+    rows = min(_MOST, _POSITIONS // lengths) if lengths else _MOST
+    if real and from_transformers.is_folder(real.init_from or ""):  # it keeps its vocabulary
+        rows //= 1 + real.model.vocab_size // _LARGE
+    return math.ceil(max(rows, _LEAST) / devices) * devices
+
+
+def _run(
+    kind: str, flat: dict[str, Any], real: Config | None, place: pathlib.Path
+) -> dict[str, Any]:
     """Returns the keys of a short run of a small model."""
     flat |= _RUN
     if "gin_file" in flat:
         flat |= _OF_GIN
     source = str(flat.get(_START, ""))
-    if real is None or "{" in source:  # the model of another stage, or of a run elsewhere
+    own = kind == "pretrain" or from_transformers.is_folder(source)
+    if real is None or "{" in source or not own:  # the model of another stage, or elsewhere
         return flat
     flat.pop("model.vocab_size", None)
     if from_transformers.is_folder(source):

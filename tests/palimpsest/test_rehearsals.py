@@ -21,7 +21,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hub(files):
     """Returns the environment of processes that read a local Hub."""
-    with rehearsals.environment(files / "hub", files / "home") as environment:
+    with rehearsals.hub(files / "hub", files / "home") as environment:
         yield environment
 
 

@@ -36,7 +36,7 @@ def data_sets(folder: pathlib.Path) -> None:
             lines += [f"- config_name: {config}", f"  data_files: {config}/*.jsonl"]
             (place / config).mkdir(parents=True)
             rows = ({column: text} for text in texts[number::30] + texts[:400])
-            _write(place / config / "train.jsonl", rows)
+            write(place / config / "train.jsonl", rows)
         (place / "README.md").write_text("\n".join([*lines, "---", ""]))
 
 
@@ -54,7 +54,8 @@ def _specs() -> Iterator[str]:
                 yield from (spec.replace("{language}", each) for each in languages)
 
 
-def _write(path: pathlib.Path, rows: object) -> None:
+def write(path: pathlib.Path, rows: object) -> None:
+    """Writes rows as JSON lines."""
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
@@ -65,7 +66,7 @@ def folders(place: pathlib.Path) -> None:
         (place / name).mkdir(parents=True)
     for number, text in enumerate(texts):
         (place / f"texts/a/{number}.txt").write_text(text)
-    _write(place / "news" / "a.jsonl", ({"text": text} for text in texts))
+    write(place / "news" / "a.jsonl", ({"text": text} for text in texts))
     (place / "takedown.txt").write_text("a.jsonl:7\na.jsonl:8\n")
     transformers_t5(place / "mt5-base", "mt5", sentinels=True)
     transformers_t5(place / "t5-v1_1-base", "t5", sentinels=False)
@@ -93,17 +94,21 @@ def transformers_t5(folder: pathlib.Path, kind: str, sentinels: bool, width: int
     model.save_pretrained(folder)
 
 
+def variables() -> dict[str, str]:
+    """Returns the environment of processes that run this clone, without settings of a Hub."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
 @contextlib.contextmanager
-def environment(hub: pathlib.Path, home: pathlib.Path) -> Iterator[dict[str, str]]:
+def hub(folder: pathlib.Path, home: pathlib.Path) -> Iterator[dict[str, str]]:
     """Yields the environment of processes whose Hub has the data sets of a folder."""
-    with HubServer(hub, access="public", several=True) as server:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    with HubServer(folder, access="public", several=True) as server:
         yield {
-            **kept,
+            **variables(),
             "HF_ENDPOINT": server.url,
             "HF_HOME": str(home),
             "NO_PROXY": "127.0.0.1,localhost",
             "no_proxy": "127.0.0.1,localhost",
             "PALIMPSEST_RETRY_DELAY": "0.01",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }

@@ -62,7 +62,7 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     return Subject(config, features.converter(config.model, lengths), _features(config))
 
 
-def _first_task(config: Config) -> TaskSpec | None:
+def first_task(config: Config) -> TaskSpec | None:
     """Returns the run's first task; None without a task or for a seqio task."""
     if not config.task or config.task.startswith(SEQIO):
         return None
@@ -72,7 +72,7 @@ def _first_task(config: Config) -> TaskSpec | None:
 
 
 def _with_lengths(config: Config) -> Config:
-    task = _first_task(config)
+    task = first_task(config)
     named = task and task.lengths
     architecture = config.model.architecture
     needed = {"encoder_decoder": ("inputs", "targets"), "decoder": ("targets",)}
@@ -97,5 +97,5 @@ def _features(config: Config) -> frozenset[str]:
         return frozenset({"inputs", "targets", "weights", "segments", "order"})
     if config.lengths.inputs:
         return frozenset({"inputs", "targets"})
-    task = _first_task(config)
+    task = first_task(config)
     return frozenset({"targets", *(task.objective.features if task else ())})
