@@ -1,11 +1,16 @@
 """Rehearsals: of every recipe of the tree, and of recipes with planted mistakes."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from palimpsest.recipes import shrinking
 from tests.support import rehearsals
 from tests.support.processes import started
+from tests.trainer.huggingface.conftest import Exported
+from trainer import huggingface
+from trainer.huggingface import configs
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +41,71 @@ def test_a_recipe_of_the_tree_is_rehearsed(path, files, hub, capsys):
     assert last.startswith(f"rehearsed {path.name} in ")
     with capsys.disabled():
         print(f"\n{last}")
+
+
+@pytest.mark.parametrize("name", ["t5_1_1", "t5_1_0", "umt5", "llama3", "gemma", "gpt2", "bert"])
+def test_a_folder_of_transformers_is_made_small(name, tmp_path):
+    whole = Exported(name, tmp_path / "whole")
+    (tmp_path / "whole" / "spiece.model").write_text("a tokenizer")
+    (tmp_path / "whole" / "pytorch_model.bin").write_text("weights")
+    shrinking.folder(str(tmp_path / "whole"), tmp_path / "small")
+    small = huggingface.model_config(str(tmp_path / "small"))
+    assert small.head_dim <= 16
+    assert small.num_decoder_layers <= 2 >= small.num_encoder_layers
+    expected = replace(whole.config, **shrinking.small_model(whole.config))
+    assert configs.same_model(small, expected)
+    assert huggingface.load(str(tmp_path / "small"), small)
+    assert (tmp_path / "small" / "spiece.model").read_text() == "a tokenizer"
+    assert not (tmp_path / "small" / "pytorch_model.bin").exists()
+
+
+WHOLE = """
+[corpus.a]
+corpus = "json:news/*.jsonl"
+[corpus.b]
+corpus = "text:texts/a/*.txt?document=file"
+[dedup]
+against = ["json:takedowns.jsonl", "json:qa.jsonl?column=q"]
+[vocabulary]
+vocab_size = 300
+[cache.mine]
+task = "span_corruption"
+[cache.qa]
+task = "supervised"
+corpus = "json:qa.jsonl?inputs=q&targets=a"
+[pretrain]
+gin_file = "it.gin"
+[finetune.qa]
+train_steps = 1000
+lengths = { inputs = 64, targets = 8 }
+evaluation.metrics = "exact_match"
+[evaluate.pretrained]
+[evaluate.qa]
+metrics = "token_f1"
+[export]
+[export.qa]
+"""
+GIN = """\
+include 't5x/examples/t5/t5_1_1/base.gin'
+include 't5x/configs/runs/pretrain.gin'
+
+MIXTURE_OR_TASK_NAME = 'mine_span_corruption'
+TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 18}
+TRAIN_STEPS = 6000
+BATCH_SIZE = 128
+partitioning.PjitPartitioner.num_partitions = 4
+"""
+
+
+@pytest.mark.slow
+def test_gin_files_duplicates_and_pairs_are_rehearsed(files, hub):
+    here = files / "here"
+    (here / "it.toml").write_text(WHOLE)
+    (here / "it.gin").write_text(GIN)
+    rehearsals.write(here / "takedowns.jsonl", [{"text": "a text of its own " * 9}])
+    pairs = ({"q": f"what is {n} and {n % 7}", "a": str(n % 7)} for n in range(400))
+    rehearsals.write(here / "qa.jsonl", pairs)
+    done = started("-m", "palimpsest", "run", "it.toml", "--rehearse", cwd=here, env=hub)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("loaded by transformers") == 2
+    assert "finetune.qa: 10 updates" in done.stdout
