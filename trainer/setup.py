@@ -21,7 +21,7 @@ from trainer.data.mixing import mixtures_of
 # Embedding rows are rounded up to a multiple of this, like T5's 32,128 for 32,100 ids: such sizes
 # are fast on accelerators and divide among devices.
 # Source: T5X `examples/t5/t5_1_1/base.gin`.
-_VOCABULARY_MULTIPLE = 128
+VOCABULARY_MULTIPLE = 128
 # Architecture -> its presets.
 _FITTING = {
     "encoder": "an encoder-only preset (bert_base, …)",
@@ -208,7 +208,7 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
         config = fields.replace(config, "model.start_id", None)
         origins["model.start_id"] = vocabulary.origin
     if origin.startswith("preset") or others:
-        rounded = -(-vocabulary.size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+        rounded = -(-vocabulary.size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         config = fields.replace(config, "model.vocab_size", rounded)
         origins["model.vocab_size"] = vocabulary.origin
     if config.model.vocab_size < vocabulary.size:

@@ -36,9 +36,9 @@ def checked(recipe: Recipe) -> dict[str, Config | None]:
             if stage.kind in ("pretrain", "finetune"):
                 _use_cpu()
                 found[stage.name] = _checked(recipe, stage)
-            if stage.kind == "evaluate":
-                names = ",".join(stage.flags.get("metrics", ()))
-                _check_metrics(names.split(",") if names else (), None)
+            if stage.kind == "evaluate" and "metrics" in stage.flags:
+                for config in filter(None, map(found.get, stage.needs)):
+                    _check_metrics(stage.flags["metrics"][0].split(","), config.task_module)
             if stage.command == "export":
                 _check_export(stage, found)
     return found
@@ -103,16 +103,20 @@ def _check_metrics(names: tuple[str, ...] | list[str], module: str | None) -> No
 def _divided(config: Config, origins: dict[str, str]) -> Config:
     """Returns the configuration with its lengths and batch, after checking these and its mesh."""
     from trainer.planning import planned_run
-    from trainer.setup import check_positions, check_task
+    from trainer.setup import VOCABULARY_MULTIPLE, check_positions, check_task
 
     if task := planned_run.first_task(config):
         check_task(task, config)
     sizes = config.mesh.planned()
     devices = math.prod(max(size, 1) for size in sizes.values())
     planned = planned_run.subject(config, origins, devices)
-    run = planned.config
+    run, model = planned.config, planned.config.model
     check_positions(run, planned.converter)
-    check_dimensions(sizes, run.mesh.rules, run.model, run.batch_size, run.microbatches)
+    if origins.get("model.vocab_size", "").startswith("preset"):
+        # The cache's vocabulary will decide, rounded up like this.
+        rows = math.ceil(model.vocab_size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        model = replace(model, vocab_size=rows)
+    check_dimensions(sizes, run.mesh.rules, model, run.batch_size, run.microbatches)
     return run
 
 

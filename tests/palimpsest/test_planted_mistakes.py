@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from palimpsest import run
 from tasks.terminal.command_line import UserError
 from tests.support import rehearsals, small_tokenizers
 from tests.support.processes import started
@@ -152,6 +153,18 @@ def test_a_bucket_that_does_not_exist_is_named(here, gcs, capsys):
     code, errors = refused(here, BASE, capsys, "--folder=gs://bukket/mine")
     assert_one_line(code, errors, "gs://bukket", "bucket")
     assert gcs
+
+
+def test_a_mesh_divides_the_table_that_the_cache_will_give(here, monkeypatch, capsys):
+    # The preset has 50,257 rows, and a run rounds up what its cache has.
+    monkeypatch.setattr("palimpsest.recipes.rehearsal._rehearse", lambda stage: None)
+    (here / "it.toml").write_text(
+        DECODER.replace("t5_1_1_tiny", "gpt2_small").replace(
+            "[pretrain]", "[pretrain]\nmesh.tensor = 2"
+        )
+    )
+    assert run.main(["it.toml", "--rehearse"]) == 0
+    assert "rehearsed it.toml" in capsys.readouterr().out
 
 
 def test_a_model_is_made_small_in_every_preset():

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from palimpsest.recipes import shrinking
+from palimpsest.recipes import exported, shrinking
+from tasks.terminal.command_line import UserError
 from tests.support import rehearsals
 from tests.support.processes import started
 from tests.trainer.huggingface.conftest import Exported
@@ -109,3 +110,16 @@ def test_gin_files_duplicates_and_pairs_are_rehearsed(files, hub):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("loaded by transformers") == 2
     assert "finetune.qa: 10 updates" in done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [("t5_1_1", "encoder.final_layer_norm.weight"), ("bert", "cls.predictions.bias")],
+)
+def test_an_export_that_transformers_does_not_load_whole_is_named(name, lost, tmp_path):
+    whole = Exported(name, tmp_path / "whole")
+    exported.main([str(whole.folder)])
+    whole.write(whole.written, {key: each for key, each in whole.tensors.items() if key != lost})
+    with pytest.raises(UserError, match=rf"does not load .*whole: missing_keys {lost}"):
+        exported.main([str(whole.folder)])
