@@ -12,8 +12,6 @@ from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
-# Flags of a run that a plan for another machine does not read.
-_NOT_PLANNED = ("cache_dir", "model_dir")
 _START, _GIN = "init_from", ("gin_file", "gin_search_paths", "gin_param")
 # A run that has none of these takes the model of what it starts from.
 _MODELS = {"preset", "gin_file", _START}
@@ -122,11 +120,11 @@ def of_run(recipe: Recipe, stage: Stage, topology: str) -> Planned:
 
 
 def words_of_run(recipe: Recipe, stage: Stage) -> list[str]:
-    """Returns a run's flags without its folders, with the model of what it starts from."""
+    """Returns a run's flags without its caches, with the model of what it starts from."""
     flags = {
         name: texts
         for name, texts in stage.flags.items()
-        if name not in _NOT_PLANNED and not name.startswith(_START)
+        if name != "cache_dir" and not name.startswith(_START)
     }
     given = [stage, *(each for each in recipe.stages if each.name in stage.needs)]
     for each in given:

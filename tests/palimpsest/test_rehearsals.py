@@ -83,7 +83,7 @@ evaluation.metrics = "exact_match"
 [evaluate.pretrained]
 [evaluate.qa]
 metrics = "token_f1"
-[export]
+[export.pretrained]
 [export.qa]
 """
 GIN = """\
@@ -94,6 +94,7 @@ MIXTURE_OR_TASK_NAME = 'mine_span_corruption'
 TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 18}
 TRAIN_STEPS = 6000
 BATCH_SIZE = 128
+DROPOUT_RATE = 0.1
 partitioning.PjitPartitioner.num_partitions = 4
 """
 
