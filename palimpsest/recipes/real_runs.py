@@ -34,7 +34,6 @@ def checked(recipe: Recipe) -> dict[str, Config | None]:
             if stage.kind == "cache":
                 _check_task(stage)
             if stage.kind in ("pretrain", "finetune"):
-                _use_cpu()
                 found[stage.name] = _checked(recipe, stage)
             if stage.kind == "evaluate" and "metrics" in stage.flags:
                 for config in filter(None, map(found.get, stage.needs)):
@@ -61,14 +60,10 @@ def _check_task(stage: Stage) -> None:
         )
 
 
-def _use_cpu() -> None:
-    import jax
-
-    # The commands of the stages need the accelerator, which one process can have.
-    jax.config.update("jax_platforms", "cpu")
-
-
 def _checked(recipe: Recipe, stage: Stage) -> Config | None:
+    from trainer.planning import planned_run
+
+    planned_run.leave_devices()  # to the commands of the stages
     words = planning.words_of_run(recipe, stage)
     source = _start(recipe, stage)
     is_folder = from_transformers.is_folder(source)

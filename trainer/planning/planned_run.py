@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from tasks import mixture, registry
@@ -44,6 +45,11 @@ class Subject:
         if not reading.segment_documents:
             return batch
         return segments.segmented(batch, dict.fromkeys(examples, token), self.converter)
+
+
+def leave_devices() -> None:
+    """Computes on the CPU from now on: one process can have an accelerator, and others need it."""
+    jax.config.update("jax_platforms", "cpu")
 
 
 def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
