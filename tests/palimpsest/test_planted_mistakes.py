@@ -1,4 +1,4 @@
-"""Twenty mistakes, planted in small recipes: a rehearsal names each in one line."""
+"""Mistakes planted in small recipes: a rehearsal names each in one line."""
 
 import os
 import shutil
