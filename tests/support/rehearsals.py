@@ -95,8 +95,12 @@ def transformers_t5(folder: pathlib.Path, kind: str, sentinels: bool, width: int
 
 
 def variables() -> dict[str, str]:
-    """Returns the environment of processes that run this clone, without settings of a Hub."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    """Returns the environment of processes that run this clone, without settings of a Hub.
+
+    They compile as for users: these runs are longer than their compilation.
+    """
+    of_tests = ("HF_", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(of_tests)}
     return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
