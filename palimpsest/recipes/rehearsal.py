@@ -25,8 +25,11 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _RUNS = ("pretrain", "finetune")
-_LOADED = "palimpsest.recipes.exported"
+# Programs of processes of their own: JAX holds the devices that it counts, transformers its memory.
 _COUNT = "import jax; print(jax.device_count())"
+_LOAD = (
+    "import sys; from palimpsest.recipes import exported; sys.exit(exported.problem(sys.argv[1]))"
+)
 
 
 def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
@@ -40,7 +43,7 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
             runs = real_runs.checked(recipe)
         with _timed("sampled the corpora"):
             whole = recipes.tables_of(recipe.path)[1]
-            devices = _devices() if runs else 1
+            devices = int(_printed(_COUNT).split()[-1]) if runs else 1
             tables = shrinking.tables(whole, runs, devices, pathlib.Path(scratch))
         for stage in recipe.stages if topology else ():
             if stage.kind in _RUNS:
@@ -53,12 +56,14 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
     return 0
 
 
-def _devices() -> int:
-    """Returns the number of devices here; a process of its own asks, and frees them again."""
-    done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True)
+def _printed(program: str, *words: str) -> str:
+    """Returns what a program prints; raises UserError with its last line if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise UserError(f"JAX finds no device: {(done.stderr.splitlines() or ['?'])[-1]}")
-    return int(done.stdout.split()[-1])
+        raise UserError((done.stderr.splitlines() or ["a process ended without a word"])[-1])
+    return done.stdout
 
 
 def _rehearse(stage: Stage) -> None:
@@ -71,7 +76,14 @@ def _rehearse(stage: Stage) -> None:
         told(stage, stage.line)
     if stage.command == "export":
         with _timed(f"{stage.name}: loaded by transformers"):
-            told(stage, [stage.output], _LOADED)
+            _load(stage)
+
+
+def _load(stage: Stage) -> None:
+    try:
+        _printed(_LOAD, stage.output)
+    except UserError as error:
+        raise UserError(f"[{stage.name}] {error}") from error
 
 
 def _places(recipe: Recipe) -> Iterator[str]:

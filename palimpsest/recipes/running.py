@@ -116,10 +116,10 @@ def _run(stage: Stage) -> int:
     return code if code >= 0 else 128 - code
 
 
-def told(stage: Stage, words: Sequence[str], module: str = "palimpsest") -> str:
+def told(stage: Stage, words: Sequence[str]) -> str:
     """Runs a command for `stage` and returns its output; raises UserError with its last line."""
     done = subprocess.run(
-        child.command(module, words),
+        child.command("palimpsest", words),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

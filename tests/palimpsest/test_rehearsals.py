@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from palimpsest.recipes import exported, shrinking
+from palimpsest.recipes import exported, rehearsal, shrinking
+from palimpsest.recipes.recipe import Stage
 from tasks.terminal.command_line import UserError
 from tests.support import rehearsals
 from tests.support.processes import started
@@ -120,7 +121,8 @@ def test_gin_files_duplicates_and_pairs_are_rehearsed(files, hub):
 )
 def test_an_export_that_transformers_does_not_load_whole_is_named(name, lost, tmp_path):
     whole = Exported(name, tmp_path / "whole")
-    exported.main([str(whole.folder)])
+    assert exported.problem(str(whole.folder)) is None
     whole.write(whole.written, {key: each for key, each in whole.tensors.items() if key != lost})
-    with pytest.raises(UserError, match=rf"does not load .*whole: missing_keys {lost}"):
-        exported.main([str(whole.folder)])
+    stage = Stage("export", "export", {}, str(whole.folder), ())
+    with pytest.raises(UserError, match=rf"\[export\] .*not load .*whole: missing_keys {lost}"):
+        rehearsal._load(stage)
