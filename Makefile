@@ -14,7 +14,7 @@ GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-rehearsals test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,6 +75,9 @@ test-processes: $(VENV)/.dev ## run the tests of whole processes and runs, fault
 
 test-slow: $(VENV)/.dev ## run the slow tests
 	$(BIN)/python -m pytest -m slow --durations=15
+
+test-rehearsals: $(VENV)/.dev ## rehearse every recipe of the tree, with data sets from a local Hub
+	$(BIN)/python -m pytest tests/palimpsest/test_rehearsals.py -m slow --durations=0
 
 $(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.dev
 	@$(PIP) --editable '.[browser]'

@@ -44,9 +44,10 @@ class Flags:
     )
     topology: str | None = field(
         None,
-        "TPU slice or GPUs on which --plan prices the runs, as in trainer.plan",
+        "TPU slice or GPUs, as in trainer.plan, on which --plan prices the runs, and on which "
+        "--rehearse checks that they fit",
         metavar="NAME",
-        read_if=ReadIf(lambda flags: flags.plan, "without --plan"),
+        read_if=ReadIf(lambda flags: flags.plan or flags.rehearse, "without --plan or --rehearse"),
     )
     only: str | None = field(None, "run this stage alone", metavar="STAGE")
     start: str | None = field(None, "run from this stage on", metavar="STAGE", aliases=("from",))
@@ -73,7 +74,7 @@ def run(flags: Flags) -> int:
             name = "from" if others[0] == "start" else others[0]
             raise UserError(f"--{way} is of all stages: leave out --{name}")
     if flags.rehearse:
-        return rehearsal.rehearse(flags.recipe, flags.folder)
+        return rehearsal.rehearse(flags.recipe, flags.folder, flags.topology)
     read = recipe.read(flags.recipe, flags.folder)
     if flags.plan:
         return planning.plan(read, flags.topology)

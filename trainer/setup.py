@@ -21,7 +21,7 @@ from trainer.data.mixing import mixtures_of
 # Embedding rows are rounded up to a multiple of this, like T5's 32,128 for 32,100 ids: such sizes
 # are fast on accelerators and divide among devices.
 # Source: T5X `examples/t5/t5_1_1/base.gin`.
-_VOCABULARY_MULTIPLE = 128
+VOCABULARY_MULTIPLE = 128
 # Architecture -> its presets.
 _FITTING = {
     "encoder": "an encoder-only preset (bert_base, …)",
@@ -69,7 +69,7 @@ def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> 
     names = dict.fromkeys(name for spec in mixtures for name in spec.names)
     tasks = [open_cache(config, name, patient=training) for name in names]
     for each in tasks:
-        _check_task(each.task, config)
+        check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)
     record, ids = tasks[0].manifest.plan.vocabulary, tasks[0].ids
     place = f"the vocabulary of {tasks[0].cache}"
@@ -123,7 +123,7 @@ def _fit(
             "--preset, or a vocabulary whose padding is id 0"
         )
     converter = features.converter(config.model, lengths, vocabulary.special)
-    _check_positions(config, converter)
+    check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
     config = _imply_new_tokens(config, origins, lengths)
     # Program checks the mesh sizes that depend on the number of devices.
@@ -155,7 +155,8 @@ def _check_packing(config: Config) -> None:
         )
 
 
-def _check_task(task: TaskSpec, config: Config) -> None:
+def check_task(task: TaskSpec, config: Config) -> None:
+    """Raises UserError if the model cannot train on the examples of a task."""
     if features.convertible(config.model, task.objective):
         return
     fitting = " or ".join(_FITTING[name] for name in task.objective.architectures)
@@ -165,8 +166,8 @@ def _check_task(task: TaskSpec, config: Config) -> None:
     )
 
 
-def _check_positions(config: Config, converter: Converter) -> None:
-    """Rejects rows longer than the model's table of positions, or too short to drop tokens."""
+def check_positions(config: Config, converter: Converter) -> None:
+    """Raises UserError for rows longer than the table of positions, or too short to drop tokens."""
     model = config.model
     if idle := model.idle_on(converter.encoder_length):
         raise UserError(idle)
@@ -207,7 +208,7 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
         config = fields.replace(config, "model.start_id", None)
         origins["model.start_id"] = vocabulary.origin
     if origin.startswith("preset") or others:
-        rounded = -(-vocabulary.size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+        rounded = -(-vocabulary.size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         config = fields.replace(config, "model.vocab_size", rounded)
         origins["model.vocab_size"] = vocabulary.origin
     if config.model.vocab_size < vocabulary.size:

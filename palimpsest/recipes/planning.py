@@ -15,8 +15,9 @@ from tasks.terminal.table import table
 # Flags of a build that depend on stages that have not run, and what replaces them.
 _OF_OTHERS = ("exclude", "extra_ids")
 _SENTINELS = {"extra_ids": ("100",)}
-# Flags of a run that a plan for another machine does not read.
-_NOT_PLANNED = ("cache_dir", "model_dir", "init_from", "init_from_state")
+_START, _GIN = "init_from", ("gin_file", "gin_search_paths", "gin_param")
+# A run that has none of these takes the model of what it starts from.
+_MODELS = {"preset", "gin_file", _START}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _planned(
             return Planned()
         if topology is None:
             return Planned(note="with --topology=v5e:4x4, h100:8 and so on")
-        return _of_run(recipe, stage, topology)
+        return of_run(recipe, stage, topology)
     return Planned()
 
 
@@ -124,22 +125,34 @@ def _not_read(error: UserError) -> str:
     return f"not read: {str(error).partition('; ')[0]}"
 
 
-def _of_run(recipe: Recipe, stage: Stage, topology: str) -> Planned:
-    flags = {name: texts for name, texts in stage.flags.items() if name not in _NOT_PLANNED}
-    if "preset" not in flags and "gin_file" not in flags:  # the model of what it starts from
-        before = [each for each in recipe.stages if each.name in stage.needs]
-        flags |= {
-            name: texts
-            for each in before
-            for name, texts in each.flags.items()
-            if name == "preset" or name.startswith("model.")
-        }
-    words = [f"--{name}={text}" for name, texts in flags.items() for text in texts]
-    found = json.loads(told(stage, ["plan", *words, f"--topology={topology}", "--json"]))
-    note = (
-        f"{found['devices']} x {found['device_kind']}, {found['needed_bytes'] / 1e9:,.1f} GB each"
-    )
+def of_run(recipe: Recipe, stage: Stage, topology: str) -> Planned:
+    """Returns a run's time and price on a slice; raises UserError if it does not fit."""
+    words = [*words_of_run(recipe, stage), f"--topology={topology}", "--json"]
+    found = json.loads(told(stage, ["plan", *words]))
+    memory = found["needed_bytes"] / 1e9
+    note = f"{found['devices']} x {found['device_kind']}, {memory:,.1f} GB each"
     if rate := found["tokens_per_second_per_device"]:
         positions = rate * found["devices"] * found["hours"] * 3600
         note += f", {positions / 1e9:,.1f} G positions"
     return Planned(hours=found["hours"], dollars=found["dollars"], note=note)
+
+
+def words_of_run(recipe: Recipe, stage: Stage) -> list[str]:
+    """Returns a run's flags without its caches, with the model of what it starts from."""
+    flags = {
+        name: texts
+        for name, texts in stage.flags.items()
+        if name != "cache_dir" and not name.startswith(_START)
+    }
+    given = [stage, *(each for each in recipe.stages if each.name in stage.needs)]
+    for each in given:
+        if not flags.keys() & _MODELS:
+            found = {
+                name: texts
+                for name, texts in each.flags.items()
+                if name in ("preset", *_GIN)
+                or name.startswith("model.")
+                or (name == _START and texts[0].startswith("hf:"))
+            }
+            flags = found | flags
+    return [f"--{name}={text}" for name, texts in flags.items() for text in texts]

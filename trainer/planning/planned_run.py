@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from tasks import mixture, registry
@@ -46,6 +47,11 @@ class Subject:
         return segments.segmented(batch, dict.fromkeys(examples, token), self.converter)
 
 
+def leave_devices() -> None:
+    """Computes on the CPU from now on: one process can have an accelerator, and others need it."""
+    jax.config.update("jax_platforms", "cpu")
+
+
 def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     """Completes a configuration for `devices` from its cache, or from its task and flags."""
     if config.engine != "palimpsest":
@@ -62,7 +68,7 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     return Subject(config, features.converter(config.model, lengths), _features(config))
 
 
-def _first_task(config: Config) -> TaskSpec | None:
+def first_task(config: Config) -> TaskSpec | None:
     """Returns the run's first task; None without a task or for a seqio task."""
     if not config.task or config.task.startswith(SEQIO):
         return None
@@ -72,7 +78,7 @@ def _first_task(config: Config) -> TaskSpec | None:
 
 
 def _with_lengths(config: Config) -> Config:
-    task = _first_task(config)
+    task = first_task(config)
     named = task and task.lengths
     architecture = config.model.architecture
     needed = {"encoder_decoder": ("inputs", "targets"), "decoder": ("targets",)}
@@ -97,5 +103,5 @@ def _features(config: Config) -> frozenset[str]:
         return frozenset({"inputs", "targets", "weights", "segments", "order"})
     if config.lengths.inputs:
         return frozenset({"inputs", "targets"})
-    task = _first_task(config)
+    task = first_task(config)
     return frozenset({"targets", *(task.objective.features if task else ())})

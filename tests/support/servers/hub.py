@@ -29,7 +29,7 @@ class HubServer(QuietServer):
     """A Hub with one data set, an/owner, running inside a `with` block; `url` is its address.
 
     Args:
-      folder: the files of the data set.
+      folder: the files of the data set; or, if `several`, a folder OWNER/NAME for each data set.
       access: "private" and "gated" need `TOKEN`, "public" needs none. An account without access
         ("hf_other") sees the repository of a gated data set but not its files.
       faults: the share of requests that fail, chosen at random from `seed`.
@@ -43,11 +43,20 @@ class HubServer(QuietServer):
         faults: float = 0,
         seed: int = 0,
         always: str | None = None,
+        several: bool = False,
     ):
         self.folder, self.access, self.faults, self.always = folder, access, faults, always
+        self.several = several
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.seen: list[tuple[str, str, str]] = []  # method, path, fault
+
+    def folder_of(self, repository: str) -> pathlib.Path | None:
+        """Returns the folder of a data set; None if there is none."""
+        if not self.several:
+            return self.folder if repository == REPOSITORY else None
+        folder = self.folder / repository
+        return folder if folder.is_dir() else None
 
     def fault(self, method: str, path: str) -> str:
         of_a_file = "/resolve/" in path or path.startswith("/large/")
@@ -83,11 +92,13 @@ class _Handler(QuietHandler):
 
     def route(self, path):
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if match := re.fullmatch(r"/large/(.+)", path):  # a signed URL, without a token
+        if match := re.fullmatch(r"/large/([^/]+/[^/]+)/(.+)", path):  # a signed URL, no token
             assert not token, "a token went to another server"
-            self.file(self.owner.folder / match[1], etag="of-the-store")
+            self.file(self.owner.folder_of(match[1]) / match[2], etag="of-the-store")
             return
-        if not re.match(rf"(/api)?/datasets/{REPOSITORY}(/|$)", path):
+        match = re.fullmatch(r"(?:/api)?/datasets/([^/]+/[^/]+)(/.*)?", path)
+        folder = match and self.owner.folder_of(match[1])
+        if not folder:
             self.answer(401 if not token else 404, {"error": "no"}, X_Error_Code="RepoNotFound")
             return
         if self.owner.access == "private" and token != TOKEN:
@@ -96,14 +107,15 @@ class _Handler(QuietHandler):
         if self.owner.access == "gated" and "/resolve/" in path and token != TOKEN:
             self.answer(403 if token else 401, X_Error_Code="GatedRepo")
             return
-        below = path.partition(REPOSITORY)[2]
+        repository, below = match[1], match[2] or ""
+        self.folder, self.repository = folder, repository
         if match := re.fullmatch(r"(?:/revision/(.+))?", below):
             if match[1] in (None, "main", COMMIT):
-                self.answer(200, {"id": REPOSITORY, "sha": COMMIT, "private": True, "tags": []})
+                self.answer(200, {"id": repository, "sha": COMMIT, "private": True, "tags": []})
             else:
                 self.answer(404, {"error": "no"}, X_Error_Code="RevisionNotFound")
         elif match := re.fullmatch(r"/tree/\w+(?:/(.*))?", below):
-            found = self.owner.folder / (match[1] or "")
+            found = folder / (match[1] or "")
             names = sorted(found.iterdir()) if found.is_dir() else []
             self.answer(200, [self.entry(name) for name in names])
         elif re.fullmatch(r"/paths-info/\w+", below):
@@ -111,15 +123,15 @@ class _Handler(QuietHandler):
                 wanted = json.loads(self.data)["paths"]
             except ValueError:
                 wanted = urllib.parse.parse_qs(self.data.decode())["paths"]
-            found = [self.owner.folder / name for name in wanted]
+            found = [folder / name for name in wanted]
             self.answer(200, [self.entry(name) for name in found if name.exists()])
         elif match := re.fullmatch(r"/resolve/\w+/(.+)", below):
-            self.resolve(self.owner.folder / match[1], match[1])
+            self.resolve(folder / match[1], match[1])
         else:
             self.answer(404, {"error": "no"}, X_Error_Code="EntryNotFound")
 
     def entry(self, path):
-        name = str(path.relative_to(self.owner.folder))
+        name = str(path.relative_to(self.folder))
         if path.is_dir():
             return {"type": "directory", "oid": "b" * 40, "size": 0, "path": name}
         data = path.read_bytes()
@@ -138,7 +150,7 @@ class _Handler(QuietHandler):
             tag = hashlib.sha256(data).hexdigest()
             headers = {"X_Linked_ETag": f'"{tag}"', "X_Linked_Size": str(len(data))}
             # Another host name makes it another server for the client.
-            place = f"http://localhost:{self.server.server_port}/large/{name}"
+            place = f"http://localhost:{self.server.server_port}/large/{self.repository}/{name}"
             self.answer(302, Location=place, X_Repo_Commit=COMMIT, **headers)
         else:
             self.file(path, hashlib.sha1(data).hexdigest(), X_Repo_Commit=COMMIT)

@@ -1,0 +1,142 @@
+"""Checks the runs of a recipe in their full size, as far as no device is needed."""
+
+import contextlib
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from palimpsest.recipes import planning
+from palimpsest.recipes.recipe import Recipe, Stage
+from tasks import registry
+from tasks.metrics import metric
+from tasks.storage import files
+from tasks.task import OBJECTIVES
+from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.flags import made, parse
+from trainer.config import Config, from_transformers
+from trainer.config.evaluation import TASK_METRICS
+from trainer.config.from_flags import GinRunFlags, configured
+from trainer.config.mesh import check_dimensions
+
+_START = "init_from"
+_GIVE_MODELS = ("--preset=", "--gin_file=", f"--{_START}=")
+
+
+def checked(recipe: Recipe) -> dict[str, Config | None]:
+    """Returns the configuration of each run; None if it has the model of a run elsewhere.
+
+    Raises UserError for a model, mesh, batch, metric, checkpoint or export that cannot work.
+    """
+    found: dict[str, Config | None] = {}
+    for stage in recipe.stages:
+        with _of(stage):
+            if stage.kind == "cache":
+                _check_task(stage)
+            if stage.kind in ("pretrain", "finetune"):
+                found[stage.name] = _checked(recipe, stage)
+            if stage.kind == "evaluate" and "metrics" in stage.flags:
+                for config in filter(None, map(found.get, stage.needs)):
+                    _check_metrics(stage.flags["metrics"][0].split(","), config.task_module)
+            if stage.command == "export":
+                _check_export(stage, found)
+    return found
+
+
+@contextlib.contextmanager
+def _of(stage: Stage) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"[{stage.name}] {error}") from error
+
+
+def _check_task(stage: Stage) -> None:
+    """Raises UserError for a task that is neither known nor an objective for a corpus."""
+    task, of_module = stage.flags["task"][0], "task_module" in stage.flags
+    if "name" not in stage.flags and not of_module and registry.find(task) is None:
+        raise UserError(
+            f"--task={task}: there is no such objective or task{nearest(task, OBJECTIVES)}"
+        )
+
+
+def _checked(recipe: Recipe, stage: Stage) -> Config | None:
+    from trainer.planning import planned_run
+
+    planned_run.leave_devices()  # to the commands of the stages
+    words = planning.words_of_run(recipe, stage)
+    source = _start(recipe, stage)
+    is_folder = from_transformers.is_folder(source)
+    if is_folder and f"--{_START}={source}" not in words:
+        words.append(f"--{_START}={source}")
+    if stage.kind == "finetune" and not any(word.startswith(_GIVE_MODELS) for word in words):
+        if source and not files.exists(source):
+            raise UserError(f"--{_START}={source}: no such folder")
+        return None
+    with contextlib.redirect_stdout(io.StringIO()):  # what gin files have
+        config, origins = configured(made(GinRunFlags, parse(GinRunFlags, words)))
+    _check_metrics(config.evaluation.metrics, config.task_module)
+    if not config.reads_seqio and config.engine == "palimpsest":
+        config = _divided(config, origins)
+    if source and not is_folder:
+        _check_start(config, source)
+    return config
+
+
+def _start(recipe: Recipe, stage: Stage) -> str:
+    """Returns what a run starts from, if no stage of the recipe makes it; else ""."""
+    source = stage.flags.get(_START, ("",))[0]
+    places = [each.output for each in recipe.stages if each.name in stage.needs]
+    inside = any(source == place or source.startswith(f"{place}/") for place in places)
+    return "" if inside else source
+
+
+def _check_metrics(names: tuple[str, ...] | list[str], module: str | None) -> None:
+    metric.chosen([each for each in names if each != TASK_METRICS], module)
+
+
+def _divided(config: Config, origins: dict[str, str]) -> Config:
+    """Returns the configuration with its lengths and batch, after checking these and its mesh."""
+    from trainer.planning import planned_run
+    from trainer.setup import VOCABULARY_MULTIPLE, check_positions, check_task
+
+    if task := planned_run.first_task(config):
+        check_task(task, config)
+    sizes = config.mesh.planned()
+    devices = math.prod(max(size, 1) for size in sizes.values())
+    planned = planned_run.subject(config, origins, devices)
+    run, model = planned.config, planned.config.model
+    check_positions(run, planned.converter)
+    if origins.get("model.vocab_size", "").startswith("preset"):
+        # The cache's vocabulary will decide, rounded up like this.
+        rows = math.ceil(model.vocab_size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        model = replace(model, vocab_size=rows)
+    check_dimensions(sizes, run.mesh.rules, model, run.batch_size, run.microbatches)
+    return run
+
+
+def _check_start(config: Config, source: str) -> None:
+    """Raises UserError if parameters of a checkpoint do not fit; vocabularies may differ."""
+    from trainer.starting import init_from
+    from trainer.t5x import layout
+    from trainer.t5x.read import load
+
+    found = layout.read_parts(load(source))
+    rows = [
+        parts["value"].shape[0]
+        for name, parts in found.items()
+        if name.endswith("token_embedder/embedding")
+    ]
+    size = rows[0] if rows else config.model.vocab_size
+    model = replace(config.model, vocab_size=size)
+    init_from.fitted(f"--{_START}={source}", found, model, size, scanned=False)
+
+
+def _check_export(stage: Stage, runs: Mapping[str, Config | None]) -> None:
+    """Raises UserError if transformers does not have the model of an export's run."""
+    from trainer.huggingface import configs
+
+    for config in (runs.get(name) for name in stage.needs):
+        custom = stage.flags.get("custom_code", ("false",))[0].lower() == "true"
+        if config and (why := configs.refusal(config.model, custom)):
+            raise UserError(f'{why}: leave out the table, or write command = "export_t5x" in it')

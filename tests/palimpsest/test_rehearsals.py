@@ -1,0 +1,128 @@
+"""Rehearsals: of every recipe of the tree, and of recipes with planted mistakes."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from palimpsest.recipes import exported, rehearsal, shrinking
+from palimpsest.recipes.recipe import Stage
+from tasks.terminal.command_line import UserError
+from tests.support import rehearsals
+from tests.support.processes import started
+from tests.trainer.huggingface.conftest import Exported
+from trainer import huggingface
+from trainer.huggingface import configs
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Returns a folder with what the recipes of the tree read: data sets and a folder."""
+    folder = tmp_path_factory.mktemp("rehearsals")
+    (folder / "here").mkdir()
+    rehearsals.data_sets(folder / "hub")
+    rehearsals.folders(folder / "here")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub(files):
+    """Returns the environment of processes that read a local Hub."""
+    with rehearsals.hub(files / "hub", files / "home") as environment:
+        yield environment
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", rehearsals.RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_of_the_tree_is_rehearsed(path, files, hub, capsys):
+    shutil.copy(path, files / "here")
+    command = ("-m", "palimpsest", "run", path.name, "--rehearse")
+    done = started(*command, cwd=files / "here", env=hub)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (last,) = done.stdout.splitlines()[-1:]
+    assert last.startswith(f"rehearsed {path.name} in ")
+    with capsys.disabled():
+        print(f"\n{last}")
+
+
+@pytest.mark.parametrize("name", ["t5_1_1", "t5_1_0", "umt5", "llama3", "gemma", "gpt2", "bert"])
+def test_a_folder_of_transformers_is_made_small(name, tmp_path):
+    whole = Exported(name, tmp_path / "whole")
+    (tmp_path / "whole" / "spiece.model").write_text("a tokenizer")
+    (tmp_path / "whole" / "pytorch_model.bin").write_text("weights")
+    shrinking.folder(str(tmp_path / "whole"), tmp_path / "small")
+    small = huggingface.model_config(str(tmp_path / "small"))
+    assert small.head_dim <= 16
+    assert small.num_decoder_layers <= 2 >= small.num_encoder_layers
+    expected = replace(whole.config, **shrinking.small_model(whole.config))
+    assert configs.same_model(small, expected)
+    assert huggingface.load(str(tmp_path / "small"), small)
+    assert (tmp_path / "small" / "spiece.model").read_text() == "a tokenizer"
+    assert not (tmp_path / "small" / "pytorch_model.bin").exists()
+
+
+WHOLE = """
+[corpus.a]
+corpus = "json:news/*.jsonl"
+[corpus.b]
+corpus = "text:texts/a/*.txt?document=file"
+[dedup]
+against = ["json:takedowns.jsonl", "json:qa.jsonl?column=q"]
+[vocabulary]
+vocab_size = 300
+[cache.mine]
+task = "span_corruption"
+[cache.qa]
+task = "supervised"
+corpus = "json:qa.jsonl?inputs=q&targets=a"
+[pretrain]
+gin_file = "it.gin"
+[finetune.qa]
+train_steps = 1000
+lengths = { inputs = 64, targets = 8 }
+evaluation.metrics = "exact_match"
+[evaluate.pretrained]
+[evaluate.qa]
+metrics = "token_f1"
+[export.pretrained]
+[export.qa]
+"""
+GIN = """\
+include 't5x/examples/t5/t5_1_1/base.gin'
+include 't5x/configs/runs/pretrain.gin'
+
+MIXTURE_OR_TASK_NAME = 'mine_span_corruption'
+TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 18}
+TRAIN_STEPS = 6000
+BATCH_SIZE = 128
+DROPOUT_RATE = 0.1
+partitioning.PjitPartitioner.num_partitions = 4
+"""
+
+
+@pytest.mark.slow
+def test_gin_files_duplicates_and_pairs_are_rehearsed(files, hub):
+    here = files / "here"
+    (here / "it.toml").write_text(WHOLE)
+    (here / "it.gin").write_text(GIN)
+    rehearsals.write(here / "takedowns.jsonl", [{"text": "a text of its own " * 9}])
+    pairs = ({"q": f"what is {n} and {n % 7}", "a": str(n % 7)} for n in range(400))
+    rehearsals.write(here / "qa.jsonl", pairs)
+    done = started("-m", "palimpsest", "run", "it.toml", "--rehearse", cwd=here, env=hub)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("loaded by transformers") == 2
+    assert "finetune.qa: 10 updates" in done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [("t5_1_1", "encoder.final_layer_norm.weight"), ("bert", "cls.predictions.bias")],
+)
+def test_an_export_that_transformers_does_not_load_whole_is_named(name, lost, tmp_path):
+    whole = Exported(name, tmp_path / "whole")
+    assert exported.problem(str(whole.folder)) is None
+    whole.write(whole.written, {key: each for key, each in whole.tensors.items() if key != lost})
+    stage = Stage("export", "export", {}, str(whole.folder), ())
+    with pytest.raises(UserError, match=rf"\[export\] .*not load .*whole: missing_keys {lost}"):
+        rehearsal._load(stage)
