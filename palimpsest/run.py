@@ -66,7 +66,8 @@ def run(flags: Flags) -> int:
     if not flags.recipe:
         raise UserError("name a recipe, such as recipes/demo.toml")
 
-    from palimpsest.recipes import lock, planning, recipe, rehearsal, running
+    from palimpsest.recipes import lock, planning, recipe, running
+    from palimpsest.rehearsals import rehearsal
 
     for way in ("rehearse", "plan"):
         others = [name for name in _OF_PARTS if getattr(flags, name) and getattr(flags, way)]

@@ -136,7 +136,7 @@ def rehearsed(here, text, *flags, **environment):
 def test_a_mistake_is_found_before_a_stage_runs(name, here, monkeypatch, capsys):
     text, before, after, says = EARLY[name]
     assert before in text
-    monkeypatch.setattr("palimpsest.recipes.rehearsal.told", None)
+    monkeypatch.setattr("palimpsest.rehearsals.rehearsal.told", None)
     code, errors = refused(here, text.replace(before, after, 1), capsys)
     assert_one_line(code, errors, *says)
     print(errors)
@@ -157,7 +157,7 @@ def test_a_bucket_that_does_not_exist_is_named(here, gcs, capsys):
 
 def test_a_mesh_divides_the_table_that_the_cache_will_give(here, monkeypatch, capsys):
     # The preset has 50,257 rows, and a run rounds up what its cache has.
-    monkeypatch.setattr("palimpsest.recipes.rehearsal._rehearse", lambda stage: None)
+    monkeypatch.setattr("palimpsest.rehearsals.rehearsal._rehearse", lambda stage: None)
     (here / "it.toml").write_text(
         DECODER.replace("t5_1_1_tiny", "gpt2_small").replace(
             "[pretrain]", "[pretrain]\nmesh.tensor = 2"
@@ -168,7 +168,7 @@ def test_a_mesh_divides_the_table_that_the_cache_will_give(here, monkeypatch, ca
 
 
 def test_a_model_is_made_small_in_every_preset():
-    from palimpsest.recipes.shrinking import small_model
+    from palimpsest.rehearsals.shrinking import small_model
     from trainer.config.from_flags import build_config
     from trainer.config.presets import MODEL_PRESETS
     from trainer.model.spec import model_spec

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from palimpsest.recipes import exported, rehearsal, shrinking
 from palimpsest.recipes.recipe import Stage
+from palimpsest.rehearsals import exported, rehearsal, shrinking
 from tasks.terminal.command_line import UserError
 from tests.support import rehearsals
 from tests.support.processes import started

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from palimpsest.recipes import recipe as recipes
-from palimpsest.recipes.samples import Samples
+from palimpsest.rehearsals.samples import Samples
 from tasks import registry
 from tasks.storage import files
 from tasks.terminal.command_line import UserError

@@ -16,20 +16,19 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from palimpsest.recipes import planning, real_runs, shrinking
+from palimpsest.recipes import planning
 from palimpsest.recipes import recipe as recipes
 from palimpsest.recipes.recipe import Recipe, Stage
 from palimpsest.recipes.running import told
-from palimpsest.recipes.shrinking import UPDATES
+from palimpsest.rehearsals import real_runs, shrinking
+from palimpsest.rehearsals.shrinking import UPDATES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _RUNS = ("pretrain", "finetune")
 # Programs of processes of their own: JAX holds the devices that it counts, transformers its memory.
 _COUNT = "import jax; print(jax.device_count())"
-_LOAD = (
-    "import sys; from palimpsest.recipes import exported; sys.exit(exported.problem(sys.argv[1]))"
-)
+_LOAD = "import sys, palimpsest.rehearsals.exported as it; sys.exit(it.problem(sys.argv[1]))"
 
 
 def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
