@@ -13,7 +13,7 @@ from typing import Any
 
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes import flows
-from palimpsest.recipes.flows import KINDS, Flags
+from palimpsest.recipes.flows import KINDS
 from tasks.terminal import toml_flags
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
@@ -227,23 +227,16 @@ def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Sta
     words = own.pop(flows.COMMAND, kind.command)
     if not isinstance(words, str) or words not in kind.commands:
         raise UserError(f"{flows.COMMAND}={words}: it must be one of {', '.join(kind.commands)}")
+    if flows.CORPORA in own and name.partition(".")[0] not in flows.READ_CORPORA:
+        raise UserError(f"{flows.CORPORA} is a key of {', '.join(flows.READ_CORPORA)} only")
+    kind_of_flags = command(COMMANDS[words]).flags
     known = {each: flag for flag in _flags(words) for each in flag.names}
-    typed: Flags = {}
-    for key, value in own.items():
-        if key == flows.CORPORA and name.partition(".")[0] not in flows.READ_CORPORA:
-            raise UserError(f"{key} is a key of {', '.join(flows.READ_CORPORA)} only")
-        if key in flows.OF_RECIPE:
-            continue
-        plain = key.replace("-", "_")
-        flag = known.get(plain)
-        repeats = flag is not None and flag.field.metadata["repeated"] and isinstance(value, list)
-        texts = tuple(map(toml_flags.as_text, value if repeats else [value]))
-        typed[flag.name if flag else key] = texts
+    given = {key: value for key, value in own.items() if key not in flows.OF_RECIPE}
+    typed = toml_flags.texts(kind_of_flags, given)
     needs: list[str] = []
     flags = flowing.flags(name, typed, needs)
     output = flowing.made_by(name, flags)
     stage = Stage(name, words, flags, output, tuple(dict.fromkeys(needs)))
-    kind_of_flags = command(COMMANDS[words]).flags
     made(kind_of_flags, parsed := parse(kind_of_flags, stage.words))  # refuses wrong values
     # Further flags are the runner's; there are none without one.
     rest = [flag.path for flag in known.values() if flag.field.metadata["rest"]]

@@ -57,23 +57,27 @@ def changed(config: Any) -> dict[str, Any]:
 
 
 def words(kind: type, values: Mapping[str, Any]) -> list[str]:
-    """Returns a command line of Python values for the flags of a dataclass `kind`.
+    """Returns a command line of the values of `texts`."""
+    return [f"--{name}={text}" for name, found in texts(kind, values).items() for text in found]
+
+
+def texts(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Returns flag -> its texts, several if it repeats, of values for the flags of a dataclass.
 
     Values are as in TOML, or tuples, paths, or dataclasses for groups of flags, which stand for
     their fields that are not at their defaults. A flag that cannot be None is left out if it is.
     """
     flat_groups = {each.name for each in dataclasses.fields(kind) if each.metadata.get("flat")}
     known = {name: flag for flag in flags_of(kind) for name in flag.names}
-    pairs: list[tuple[str, Any]] = []
+    found: dict[str, tuple[str, ...]] = {}
     for name, value in values.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, os.PathLike):
             value = changed(value)
-        pairs += (flat(value) if name in flat_groups else flat({name: value})).items()
-    found = []
-    for name, value in pairs:
-        flag = known.get(name)
-        if value is None and flag and type(None) not in typing.get_args(flag.declared):
-            continue
-        repeats = flag and flag.field.metadata["repeated"] and isinstance(value, list | tuple)
-        found += [f"--{name}={as_text(each)}" for each in (value if repeats else [value])]
+        for key, inner in (flat(value) if name in flat_groups else flat({name: value})).items():
+            flag = known.get(key.replace("-", "_"))
+            if inner is None and flag and type(None) not in typing.get_args(flag.declared):
+                continue
+            repeats = flag and flag.field.metadata["repeated"] and isinstance(inner, list | tuple)
+            spelt = flag.name if flag else key
+            found[spelt] = (*found.get(spelt, ()), *map(as_text, inner if repeats else [inner]))
     return found
