@@ -86,7 +86,7 @@ def run(flags: Flags) -> int:
         return 0
     before = lock.read(read) if flags.locked else None
     if before:
-        lock.check_stages(read, before)
+        lock.check_stages(read, chosen, before)
     return running.run(read, chosen, flags.redo, before)
 
 

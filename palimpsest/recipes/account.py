@@ -88,8 +88,7 @@ def _run(stage: Stage, made: Mapping[str, Any]) -> tuple[str, ...]:
 def _evaluations(done: Sequence[tuple[Stage, Product]]) -> Iterator[str]:
     rows = []
     for stage, made in done:
-        if stage.kind == "evaluate":
-            found = made["metrics"]["checkpoints"]
+        if found := made.get("metrics"):
             step = max(found, key=int)
             rows += [
                 (stage.name, step, split, name, f"{value:,.4f}")

@@ -47,6 +47,8 @@ KINDS: Mapping[str, Kind] = {
 # Kinds whose stages always have a name, as in [cache.NAME], and those whose stages may have one.
 NAMED = ("cache", "finetune")
 MAY_BE_NAMED = _READS_MODEL = ("evaluate", "report", "export")
+# Flags of commands that then do not make all that a stage makes.
+PARTIAL = ("dry_run", "json", "part")
 # Kinds whose stages read the corpora of the recipe.
 READ_CORPORA = ("dedup", "vocabulary", "cache")
 _MODEL = "pretrain"
@@ -178,7 +180,10 @@ class Flowing:
     def _vocabulary(self, of: str, typed: Flags) -> Flags:
         found = self._specs("vocabulary", typed)
         corpora = {each: self.corpora[each] for each in self._chosen("vocabulary")}
-        if found and len(corpora) > 1 and any(_WEIGHT in each for each in corpora.values()):
+        weighted = any(_WEIGHT in each for each in corpora.values())
+        if weighted and "alpha" in typed:
+            raise UserError("alpha and the weights of corpora are alternatives: leave out one")
+        if found and len(corpora) > 1 and weighted:
             weights = (f"{each}={table.get(_WEIGHT, 1)}" for each, table in corpora.items())
             found["weights"] = (",".join(weights),)
         return {**found, "output": (self._place("vocabulary"),)}
@@ -192,6 +197,8 @@ class Flowing:
         if "vocabulary" in self.given:
             found["vocabulary"] = ("{vocabulary}",)
         if "dedup" in self.given and found.get("corpus"):
+            if "," in self.folder:
+                raise UserError(f"{self.folder} has a comma, which divides exclude lists")
             found["exclude"] = ("{dedup}/exclude.arrow",)
         name = typed.get("name", (of if own else "",))[0]
         if row_tokens := self._row_tokens(own_task(task, name), typed):
@@ -233,7 +240,21 @@ class Flowing:
         return {**found, "model_dir": (self._place(folder),)}
 
     def _pretrain(self, of: str, typed: Flags) -> Flags:
-        return self._trained(self._tasks_of_run(), "model")
+        tasks = self._tasks_of_run()
+        several = [each for each in self._caches() if self._has_languages(each)]
+        if "task" not in typed and len(tasks) > 1 and several:
+            raise UserError(
+                f"[cache.{several[0]}] has several languages, which are sampled as the only task: "
+                "name the task in the key task"
+            )
+        return self._trained(tasks, "model")
+
+    def _has_languages(self, of: str) -> bool:
+        table = self.given[f"cache.{of}"]
+        if "corpus" in table:
+            return isinstance(table["corpus"], list) or "languages" in table
+        chosen = self._chosen(f"cache.{of}")
+        return len(chosen) > 1 or any("languages" in self.corpora[each] for each in chosen)
 
     def _finetune(self, of: str, typed: Flags) -> Flags:
         tasks = [self._task_of(of)] if of in self._caches() else []

@@ -2,7 +2,7 @@
 
 import pathlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palimpsest.recipes.products import Product
@@ -28,8 +28,8 @@ def path_of(recipe: Recipe) -> pathlib.Path:
 def read(recipe: Recipe) -> dict[str, Any]:
     """Returns a recipe's lock; raises UserError if there is none."""
     path = path_of(recipe)
-    if not path.exists():
-        raise UserError(f"--locked: there is no {path}; a run without --locked writes it")
+    if not path.is_file():
+        raise UserError(f"--locked: there is no file {path}; a run without --locked writes it")
     value = files.read_json(str(path))
     stages = value.get("stages") if isinstance(value, dict) else None
     whole = isinstance(stages, dict) and all(
@@ -44,30 +44,52 @@ def read(recipe: Recipe) -> dict[str, Any]:
 
 
 def write(recipe: Recipe, made: Mapping[str, Product | None]) -> None:
-    """Writes the lock of all stages that are finished."""
+    """Writes the lock of all stages that are finished.
+
+    What it says of others stays, as long as it holds for their flags and for what they need.
+    """
     stages = {
         name: {**given, "made": made[name]}
         for name, given in _given(recipe).items()
         if made[name] is not None
     }
+    before = _before(recipe)
+    for stage in recipe.stages:
+        old, given = before.get(stage.name), _given(recipe)[stage.name]
+        if not old or not old.items() >= given.items():
+            continue
+        if all(stages.get(each) == before.get(each) for each in stage.needs):
+            stages.setdefault(stage.name, old)
     files.write_json(
         str(path_of(recipe)), {"format": _FORMAT, "software": software(), "stages": stages}
     )
 
 
-def check_stages(recipe: Recipe, locked: Mapping[str, Any]) -> None:
-    """Raises UserError if flags or software differ from the lock's."""
+def _before(recipe: Recipe) -> Mapping[str, Any]:
+    """Returns the stages of the lock that is there, if it was made with the same software."""
+    try:
+        value = read(recipe)
+    except UserError:
+        return {}
+    return value["stages"] if value["software"] == software() else {}
+
+
+def check_stages(recipe: Recipe, chosen: Sequence[Stage], locked: Mapping[str, Any]) -> None:
+    """Raises UserError if flags of the chosen stages or software differ from the lock's."""
     if more := locked["stages"].keys() - {stage.name for stage in recipe.stages}:
         raise UserError(
             f"--locked: {path_of(recipe)} has the stage {min(more)}, which {recipe.path} lacks"
         )
-    for stage, ours in _given(recipe).items():
-        theirs = locked["stages"].get(stage, {})
-        for key in ("command", "flags"):
-            if theirs.get(key) != ours[key]:
+    given = _given(recipe)
+    for stage in (each.name for each in chosen):
+        if stage not in locked["stages"]:
+            raise UserError(f"--locked: {path_of(recipe)} has no stage {stage}")
+        theirs = locked["stages"][stage]
+        for key, ours in given[stage].items():
+            if theirs[key] != ours:
                 raise UserError(
                     f"--locked: {stage} has other {key} than in {path_of(recipe)}: "
-                    f"{_first(theirs.get(key), ours[key])}"
+                    f"{_first(theirs[key], ours)}"
                 )
     if locked["software"] != software():
         raise UserError(

@@ -27,7 +27,7 @@ Product = dict[str, Any]
 def product(stage: Stage) -> Product | None:
     """Returns what a stage made, as hashes and figures by name; None if it is not whole."""
     try:
-        return _OF_KIND[stage.kind](stage.output)
+        return _OF_KIND[stage.kind](stage)
     except (UserError, FileNotFoundError, KeyError, TypeError):
         return None
 
@@ -42,30 +42,32 @@ def places(stage: Stage) -> list[str]:
     return [stage.output, *(files.join(cache_dir, each) for each in of_languages)]
 
 
-def _dedup(output: str) -> Product:
+def _dedup(stage: Stage) -> Product:
     """Returns a hash of what is listed, without the header, which has the corpora's places."""
     import pyarrow as pa
 
-    listed = pa.ipc.open_file(files.read_bytes(files.join(output, "exclude.arrow"))).read_all()
+    listed = pa.ipc.open_file(
+        files.read_bytes(files.join(stage.output, "exclude.arrow"))
+    ).read_all()
     columns = (listed.column(name).to_numpy().tobytes() for name in _LISTED)
     digest = hashlib.sha256(b"".join(columns)).hexdigest()
     return {"sha256": digest, "entries": listed.num_rows}
 
 
-def _vocabulary(output: str) -> Product | None:
-    path = files.join(output, MANIFEST)
+def _vocabulary(stage: Stage) -> Product | None:
+    path = files.join(stage.output, MANIFEST)
     if not files.exists(path):
         return None
     corpus = files.read_json(path).get("corpus")
     return {
         name: files.sha256(path)
         for name in VOCABULARY_FILES
-        if files.exists(path := files.join(output, name))
+        if files.exists(path := files.join(stage.output, name))
     } | ({"corpus": _corpus(corpus)} if corpus else {})
 
 
-def _cache(output: str) -> Product:
-    cache_dir, _, task = output.rpartition("/")
+def _cache(stage: Stage) -> Product:
+    cache_dir, _, task = stage.output.rpartition("/")
     names = language_set.languages(cache_dir, task)
     tasks = [language_set.cache_of(task, each) for each in names] or [task]
     return {each: _of_cache(files.join(cache_dir, each)) for each in tasks}
@@ -101,28 +103,47 @@ def _corpus(record: Mapping[str, Any]) -> Product:
     return found
 
 
-def _pretrain(output: str) -> Product | None:
+def _pretrain(stage: Stage) -> Product | None:
     from trainer.checkpoints import metadata
 
-    step, described = metadata.newest(output)
+    step, described = metadata.newest(stage.output)
     if not step:
         return None
     sums = described[metadata.CHECKSUMS]
     return {"step": step, "sha256": _hash(f"{name} {sums[name]}" for name in sorted(sums))}
 
 
-def _evaluate(output: str) -> Product:
-    return {"metrics": files.read_json(output)}
+def _evaluate(stage: Stage) -> Product | None:
+    """Returns step -> split -> metrics, of the steps and the split that the stage evaluates.
+
+    The user may have added others to the same file.
+    """
+    if stage.output.endswith(".jsonl"):
+        return {"lines": [json.loads(line) for line in files.read_lines(stage.output)]}
+    from trainer.checkpoints import metadata
+
+    flags = {name: texts[0] for name, texts in stage.flags.items()}
+    steps, split = flags.get("steps", "latest"), flags.get("split", "validation")
+    if steps == "latest":
+        steps = str(metadata.newest(flags["model_dir"])[0])
+    labels = (split, f"{flags.get('task')}:{split}")
+    found = {
+        step: {name: of_split[name] for name in of_split if name.partition("/")[0] in labels}
+        for step, of_split in files.read_json(stage.output)["checkpoints"].items()
+        if steps == "all" or step in steps.split(",")
+    }
+    metrics = {step: of_split for step, of_split in found.items() if of_split}
+    return {"metrics": metrics} if metrics else None
 
 
-def _report(output: str) -> Product | None:
-    return {} if files.exists(output) else None
+def _report(stage: Stage) -> Product | None:
+    return {} if files.exists(stage.output) else None
 
 
-def _export(output: str) -> Product | None:
-    names = [name for name in files.list_names(output) if name.endswith(_EXPORTED)]
+def _export(stage: Stage) -> Product | None:
+    names = [name for name in files.list_names(stage.output) if name.endswith(_EXPORTED)]
     return {
-        name: files.sha256(files.join(output, name))
+        name: files.sha256(files.join(stage.output, name))
         for name in sorted(names)
         if name not in _NOT_HASHED
     } or None
@@ -132,7 +153,7 @@ def _hash(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-_OF_KIND: Mapping[str, Callable[[str], Product | None]] = {
+_OF_KIND: Mapping[str, Callable[[Stage], Product | None]] = {
     "dedup": _dedup,
     "vocabulary": _vocabulary,
     "cache": _cache,

@@ -137,7 +137,9 @@ def of_tables(
     with _in(path):
         if not given:
             raise UserError(f"there is no stage; give one of {', '.join(KINDS)}")
-        place = folder.rstrip("/") or "/"
+        place = folder.rstrip("/")
+        if not place:
+            raise UserError(f"--folder={folder}: name a folder of its own")
         stages, portable = (
             [_stage(name, given[name], flowing) for name in flows.order(given)]
             for flowing in (flows.Flowing(each, corpora, given) for each in (place, ANY_FOLDER))
@@ -194,6 +196,9 @@ def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
         if isinstance(value, dict) and name not in groups
     }
     own = {name: value for name, value in table.items() if name not in inner}
+    for name, value in own.items():
+        if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+            raise UserError(f"[[{kind}.{name}]] is a list of tables: write [{kind}.{name}]")
     if always and own:
         raise UserError(f"[{kind}] has the key {next(iter(own))}: write [{kind}.NAME]")
     if inner and not always and kind not in flows.MAY_BE_NAMED:
@@ -229,6 +234,8 @@ def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Sta
         raise UserError(f"{flows.COMMAND}={words}: it must be one of {', '.join(kind.commands)}")
     if flows.CORPORA in own and name.partition(".")[0] not in flows.READ_CORPORA:
         raise UserError(f"{flows.CORPORA} is a key of {', '.join(flows.READ_CORPORA)} only")
+    if wrong := own.keys() & {*flows.PARTIAL}:
+        raise UserError(f"{min(wrong)} makes no whole {name}: run palimpsest {words} by itself")
     kind_of_flags = command(COMMANDS[words]).flags
     known = {each: flag for flag in _flags(words) for each in flag.names}
     given = {key: value for key, value in own.items() if key not in flows.OF_RECIPE}

@@ -1,6 +1,8 @@
 """The record of each stage in FOLDER/.recipe: its flags, what it read, and what it made."""
 
 import dataclasses
+import os
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,16 @@ HOW = frozenset(
 )
 # A stage with other flags either goes on from where it was, or must be made again.
 TODO, BEGUN, FINISHED, CONTINUED, CHANGED = "to do", "begun", "finished", "continued", "changed"
+
+# What a record holds: its kind, and that of its elements.
+_RECORDED: Mapping[str, tuple[type, type]] = {
+    "command": (str, str),
+    "flags": (dict, list),
+    "places": (list, str),
+    "foreign": (list, str),
+    "needs": (dict, dict),
+    "inputs": (dict, dict),
+}
 
 _Value = tuple[str, ...] | None
 
@@ -98,41 +110,68 @@ def _goes_on(stage: Stage, name: str, old: _Value, new: _Value) -> bool:
 
 
 def begin(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> None:
-    """Records with which flags a stage begins, and on what."""
-    _write(recipe, stage, needs, inputs.read(stage), None)
+    """Records with which flags a stage begins, and on what.
+
+    Raises UserError for an export that is there without a record: it may be another model's.
+    """
+    before = _read(recipe, stage)
+    if stage.kind == "export" and not before and files.exists(stage.output):
+        raise UserError(f"{stage.output} exists: name another folder, or delete it")
+    there = [
+        place for place in places(recipe.portable[stage.name]) if files.exists(_here(recipe, place))
+    ]
+    foreign = before["foreign"] if before else there
+    _write(recipe, stage, needs, inputs.read(stage), foreign, None)
 
 
 def finish(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> Product | None:
     """Records and returns what a stage made."""
-    made = product(stage)
-    _write(recipe, stage, needs, _read(recipe, stage)["inputs"], made)
+    made, begun = product(stage), _read(recipe, stage)
+    _write(recipe, stage, needs, begun["inputs"], begun["foreign"], made)
     return made
 
 
 def written(recipe: Recipe, stage: Stage) -> list[str]:
     """Returns the files and folders that are there from a stage, where its record says."""
-    places = _read(recipe, stage).get("places", ())
-    whole = (place.replace(ANY_FOLDER, recipe.folder, 1) for place in places)
+    whole = (_here(recipe, place) for place in _read(recipe, stage).get("places", ()))
     return [place for place in whole if files.exists(place)]
+
+
+def _here(recipe: Recipe, place: str) -> str:
+    return place.replace(ANY_FOLDER, recipe.folder, 1)
 
 
 def forget(recipe: Recipe, stages: Sequence[Stage]) -> None:
     """Removes what stages wrote, and their records.
 
-    Raises UserError, before anything is removed, for a place outside the recipe's folder, which may
-    hold other files.
+    Raises UserError, before anything is removed, for a place outside the recipe's folder, or one
+    that was there before its stage: both may hold other files.
     """
     found = {stage.name: written(recipe, stage) for stage in stages}
-    for name, there in found.items():
-        for place in there:
-            if not place.startswith(f"{recipe.folder}/"):
-                raise UserError(f"{name}: remove {place} yourself: it is outside {recipe.folder}")
+    for stage in stages:
+        foreign = [_here(recipe, each) for each in _read(recipe, stage).get("foreign", ())]
+        for place in found[stage.name]:
+            if not is_inside(place, recipe.folder):
+                why = f"it is outside {recipe.folder}"
+            elif place in foreign:
+                why = "it was there before this recipe"
+            else:
+                continue
+            raise UserError(f"{stage.name}: remove {place} yourself: {why}")
     for stage in reversed(stages):  # a report lies in the folder of its run
         for place in found[stage.name]:
-            fs, path = store.filesystem(place)
-            fs.rm(path, recursive=True)
+            if files.exists(place):
+                fs, path = store.filesystem(place)
+                fs.rm(path, recursive=True)
         if files.exists(_path(recipe, stage)):
             files.remove(_path(recipe, stage))
+
+
+def is_inside(place: str, folder: str) -> bool:
+    """Returns whether a path is below a folder, and not the folder itself."""
+    if not files.is_remote(place):
+        place, folder = (os.path.realpath(files.local_path(each)) for each in (place, folder))
+    return posixpath.normpath(place).startswith(f"{posixpath.normpath(folder)}/")
 
 
 def _write(
@@ -140,6 +179,7 @@ def _write(
     stage: Stage,
     needs: Mapping[str, Product | None],
     read: inputs.Inputs,
+    foreign: list[str],
     made: Product | None,
 ) -> None:
     portable = recipe.portable[stage.name]
@@ -149,6 +189,7 @@ def _write(
         "places": places(portable),
         "needs": dict(needs),
         "inputs": read,
+        "foreign": foreign,
         "made": made,
     }
     files.make_folder(files.join(recipe.folder, _FOLDER))
@@ -159,10 +200,15 @@ def _read(recipe: Recipe, stage: Stage) -> dict[str, Any]:
     path = _path(recipe, stage)
     if not files.exists(path):
         return {}
-    value = files.read_json(path)
-    kinds = {"command": str, "flags": dict, "places": list, "needs": dict, "inputs": dict}
+    try:
+        value = files.read_json(path)
+    except UserError:
+        value = None
     if not isinstance(value, dict) or not all(
-        isinstance(value.get(name), kind) for name, kind in kinds.items()
+        isinstance(value.get(name), kind)
+        and (kind is not dict or all(isinstance(each, of) for each in value[name].values()))
+        and (kind is not list or all(isinstance(each, of) for each in value[name]))
+        for name, (kind, of) in _RECORDED.items()
     ):
         raise UserError(f"{path} is damaged: delete it, and {stage.name} runs again")
     return value

@@ -398,3 +398,103 @@ def test_a_rehearsal_needs_a_folder_that_can_be_written(small):
     (small.parent / "out").write_text("a file")
     refused = ran(small, "--rehearse")
     assert_one_line(refused.returncode, refused.stderr, "out", "--folder")
+
+
+def test_a_part_or_another_folder_keeps_the_rest_of_the_lock(small):
+    assert ran(small).returncode == 0
+    lock = small.with_suffix(".lock")
+    whole = lock.read_bytes()
+    command = ["-m", "palimpsest", "run", small, f"--folder={small.parent / 'other'}"]
+    assert started(*command, "--only=vocabulary").returncode == 0
+    assert lock.read_bytes() == whole
+    assert started(*command, "--only=vocabulary", "--locked").returncode == 0
+    # What depends on another vocabulary does not stay.
+    small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
+    folder = f"--folder={small.parent / 'third'}"
+    assert started(*command[:-1], folder, "--only=vocabulary").returncode == 0
+    assert list(json.loads(lock.read_text())["stages"]) == ["vocabulary"]
+    refused = started(*command[:-1], folder, "--locked")
+    assert_one_line(refused.returncode, refused.stderr, "has no stage cache.mine")
+
+
+def test_a_place_is_outside_however_it_is_written(small):
+    precious = small.parent / "precious"
+    precious.mkdir()
+    text = small.read_text()
+    place = small.parent / "out" / ".." / "precious" / "words"
+    small.write_text(text.replace("[vocabulary]", f'[vocabulary]\noutput = "{place}"'))
+    assert ran(small, "--only=vocabulary").returncode == 0
+    small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
+    assert_one_line(*_refused(small, "--only=vocabulary", "--redo"), "yourself: it is outside")
+    assert (precious / "words").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "inside"),
+    [
+        ("out/a", True),
+        ("out/a/../b/", True),
+        ("out", False),
+        ("out/", False),
+        ("out/../a", False),
+        ("other/a", False),
+        ("gs://b/out/a", False),
+    ],
+)
+def test_places_inside_a_folder(place, inside):
+    assert records.is_inside(place, "out") == inside
+    if not place.startswith("gs:"):
+        assert records.is_inside(f"gs://b/{place}", "gs://b/out") == inside
+
+
+def test_what_was_there_before_is_not_removed(small):
+    (folder := small.parent / "out" / "vocabulary").mkdir(parents=True)
+    (folder / "notes.txt").write_text("notes")
+    assert ran(small).returncode == 0
+    small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
+    assert_one_line(*_refused(small, "--redo"), str(folder), "yourself: it was there before")
+    assert (folder / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", '{"flags": 3}'])
+def test_a_damaged_record_is_named(small, text):
+    assert ran(small).returncode == 0
+    record = small.parent / "out" / ".recipe" / "vocabulary.json"
+    record.write_text(text or "")
+    assert_one_line(*_refused(small), "vocabulary.json is damaged: delete it")
+    value = {name: {"a": 3} for name in ("flags", "needs", "inputs")}
+    record.write_text(json.dumps({"command": "a", "places": [], "foreign": [], **value}))
+    assert_one_line(*_refused(small), "vocabulary.json is damaged: delete it")
+    record.unlink()
+    assert ran(small).returncode == 0
+
+
+def test_a_lock_that_is_a_folder_is_no_lock(small):
+    small.with_suffix(".lock").mkdir()
+    assert_one_line(*_refused(small, "--locked"), "there is no file", "small.lock")
+
+
+@pytest.mark.slow
+def test_an_export_or_evaluation_of_others_does_not_count(small):
+    text = small.read_text() + (
+        '[pretrain]\npreset = "t5_1_1_tiny"\ntrain_steps = 4\nbatch_size = 8\n'
+        "lengths = { inputs = 32, targets = 16 }\n[evaluate]\nbatch_size = 8\n[evaluate.lines]\n"
+        'output = "LINES"\n[export]\n'
+    )
+    text = text.replace("row_tokens = 64\n", "").replace("corpus.txt", "corpus.txt?validation=0.1")
+    small.write_text(text.replace("LINES", str(small.parent / "lines.jsonl")))
+    export = small.parent / "out" / "export" / "pretrain"
+    export.mkdir(parents=True)
+    (export / "model.safetensors").write_text("of another model")
+    for _ in range(2):
+        assert_one_line(*_refused(small), str(export), "exists: name another folder, or delete it")
+    shutil.rmtree(export)
+    done = ran(small)
+    assert done.returncode == 0, done.stderr
+    lock = small.with_suffix(".lock")
+    before = lock.read_bytes()
+    model = small.parent / "out" / "model"
+    more = started("-m", "palimpsest", "evaluate", f"--model_dir={model}", "--split=train")
+    assert more.returncode == 0, more.stderr
+    assert ran(small).stdout.count("finished before") == 6
+    assert lock.read_bytes() == before

@@ -21,7 +21,7 @@ corpus = "parquet:b/*.parquet"
 [dedup]
 against = "json:test.jsonl"
 [vocabulary]
-alpha = 0.3
+vocab_size = 9000
 [cache.mine]
 task = "span_corruption"
 [cache.qa]
@@ -60,7 +60,7 @@ def test_what_a_stage_decides_flows_to_the_next(tmp_path):
     ]
     both = {"--corpus=a=json:a/*.jsonl?column=body", "--corpus=b=parquet:b/*.parquet"}
     assert {*both, "--against=json:test.jsonl", "--output=it/duplicates"} == {*words["dedup"]}
-    assert {*both, "--weights=a=2,b=1", "--alpha=0.3"} < {*words["vocabulary"]}
+    assert {*both, "--weights=a=2,b=1", "--vocab_size=9000"} < {*words["vocabulary"]}
     # 256 inputs hold 284 tokens with 15 % of noise in spans of 3.
     flags = {"--name=mine", "--exclude=it/duplicates/exclude.arrow", "--row_tokens=284"}
     assert {*both, *flags, "--vocabulary=it/vocabulary"} < {*words["cache.mine"]}
@@ -89,8 +89,10 @@ def test_a_key_overrides_what_flows_and_a_stage_can_be_named(tmp_path):
     ("before", "after", "message"),
     [
         ("[vocabulary]", "[vocabulry]", "unknown table [vocabulry] (did you mean vocabulary?)"),
-        ("alpha = 0.3", "alpa = 0.3", "[vocabulary]: unknown flag --alpa (did you mean --alpha?)"),
-        ("alpha = 0.3", 'alpha = "x"', "[vocabulary]: --alpha=x: it must be a number"),
+        ("vocab_size = 9", "vocab_siz = 9", "[vocabulary]: unknown flag --vocab_siz (did you mean"),
+        ("= 9000", '= "x"', "[vocabulary]: --vocab_size=x: it must be a whole number"),
+        ("= 9000", "= 9000\nalpha = 0.3", "alpha and the weights of corpora are alternatives"),
+        ("[finetune.qa]", "[cache.b]\ntask = 'lm'\n[finetune.qa]", "has several languages"),
         ("[finetune.qa]", "[finetune]", "[finetune] has the key train_steps"),
         ("weight = 2", "wait = 2", "unknown: wait"),
         ("weight = 2", 'weight = 2\ncolumn = "x"', "unknown: column"),
@@ -141,6 +143,17 @@ def test_show_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsys):
     [
         ("[evaluate]", "needs the key model_dir or a [pretrain]"),
         ("[[cache]]\ntask = 'lm'", "cache must be a table, [cache] or [cache.NAME]"),
+        ("[[cache.a]]\ntask = 'lm'", "[[cache.a]] is a list of tables: write [cache.a]"),
+        (
+            "[cache.a]\ntask = 'lm'\ncorpus = 'text:a'\nvocabulary = 'bytes'\ndry_run = true",
+            "dry_run makes no whole cache.a",
+        ),
+        (
+            "[recipe]\nfolder = 'a,b'\n[corpus.a]\ncorpus = 'text:a'\n[dedup]\n"
+            "[cache.a]\ntask = 'lm'\nvocabulary = 'bytes'",
+            "a,b has a comma",
+        ),
+        ("[recipe]\nfolder = '/'\n[vocabulary]", "name a folder of its own"),
         ("[recipe]\ntitle = 3\n[vocabulary]", "title = 3: it must be a text"),
         ("[recipe]\ntitel = 'a'\n[vocabulary]", "titel (did you mean title?)"),
         ("[report]", "needs the key model_dir or a [pretrain]"),
