@@ -29,8 +29,6 @@ from tasks.terminal.fields import field
 from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
 
 _BUILD, _RUN = "build", "pretrain"
-# Flags of both commands.
-_SHARED = ("task", "cache_dir", "task_module")
 # Flags of a build that makes no whole cache, or changes one on which a run may have trained.
 _REFUSED = ("dry_run", "json", "part", "extend")
 
