@@ -155,13 +155,13 @@ def test_a_failing_generator_keeps_the_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [(pandas.DataFrame({"text": ["a"]}), r'a DataFrame .*: pass frame\["text"\]$'),
+    [(pandas.DataFrame({"text": ["a"]}), r'DataFrame .*: pass frame\["text"\]$'),
      ("abc", "pass a list, .* not one str$"), (b"abc", "not one bytes$"),
      ({"text": ["a"]}, "not one dict$"), (None, "not one NoneType$"), (3, "not one int$")],
     ids=lambda each: type(each).__name__,
 )  # fmt: skip
 def test_texts_are_several(tmp_path, given, said):
-    with pytest.raises(palimpsest.UserError, match=f"^texts: {said}"):
+    with pytest.raises(palimpsest.UserError, match=f"^texts: .*{said}"):
         palimpsest.write_corpus(given, tmp_path / "corpus.jsonl")
     assert not [*tmp_path.iterdir()]
     column = pandas.DataFrame({"text": ["a", "b"]})["text"]
@@ -184,7 +184,7 @@ def test_a_share_of_validation_is_one_that_a_spec_has(tmp_path, share):
     ids=ascii,
 )  # fmt: skip
 def test_a_name_that_no_spec_reads_is_refused(tmp_path, name):
-    with pytest.raises(palimpsest.UserError, match="name|path"):
+    with pytest.raises(palimpsest.UserError, match=r"name|path"):
         palimpsest.write_corpus(["a"], f"{tmp_path}/{name}")
     assert not [*tmp_path.iterdir()]
 
@@ -209,17 +209,17 @@ def test_a_vocabulary_encodes(folder, cache):
     assert vocabulary.decode([]) == vocabulary.decode(np.array([])) == ""
 
 
-@pytest.mark.parametrize("wrong", [99999, 70, -1, 1.5, "3", None, [3], 1 << 70])
+@pytest.mark.parametrize("wrong", [99999, 170, -1, 1.5, "3", None, [3], 1 << 70])
 def test_an_id_outside_the_vocabulary_is_refused(folder, cache, wrong):
     vocabulary = palimpsest.Vocabulary(folder / "vocabulary")
-    said = f"{re.escape(repr(wrong))} is no id of the vocabulary .*: it has 70 ids, from 0 to 69"
+    said = f"{re.escape(repr(wrong))} is no id of the vocabulary .*: it has 170 ids, from 0 to 169"
     with pytest.raises(palimpsest.UserError, match=said):
         vocabulary.decode([3, wrong])
 
 
 @pytest.mark.parametrize("text", ["a \ud800", 3, None, b"a"], ids=ascii)
 def test_a_text_is_whole_characters(folder, cache, text):
-    with pytest.raises(palimpsest.UserError, match="^text (must be a text|has half a character)"):
+    with pytest.raises(palimpsest.UserError, match=r"^text (must be a text|has half a character)"):
         palimpsest.Vocabulary(folder / "vocabulary").encode(text)
 
 
@@ -392,15 +392,15 @@ def test_text_from_a_model(model, capfd):
     nothing = model.generate([])
     assert ([*nothing.columns], len(nothing)) == ([*made.columns], 0)
     for prompts in (["a", "b\ud800"], ["a", 3]):
-        with pytest.raises(palimpsest.UserError, match="^prompt 2 "):
+        with pytest.raises(palimpsest.UserError, match=r"^prompt 2 "):
             model.generate(prompts)
     for prompts in (made, {"prompt": "a"}, None):
-        with pytest.raises(palimpsest.UserError, match="^prompts: "):
+        with pytest.raises(palimpsest.UserError, match=r"^prompts: "):
             model.generate(prompts)
     for text in ("\udfff <extra_id_0>", 3):
-        with pytest.raises(palimpsest.UserError, match="^text "):
+        with pytest.raises(palimpsest.UserError, match=r"^text "):
             model.fill(text)
-    with pytest.raises(palimpsest.UserError, match="^the prompt has half a character"):
+    with pytest.raises(palimpsest.UserError, match=r"^the prompt has half a character"):
         generator.ids("\udfff")
     with pytest.raises(palimpsest.UserError, match="give flags by name"):
         model.evaluate("all")
