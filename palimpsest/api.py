@@ -382,7 +382,7 @@ def _typed(name: str, config: Any, flags: Mapping[str, Any]) -> Any:
         return main.typed(flags)
     kind = Config if name == "pretrain" else main.flags
     if not isinstance(config, (kind, main.flags)):
-        first = flags_of(main.flags)[0].name
+        first = max(flags_of(main.flags), key=lambda flag: flag.required).name
         place = "trainer.config" if kind is Config else kind.__module__
         meant = f"{first}=…, or a {place}.{kind.__name__}"
         raise UserError(f"{name}: give flags by name, such as {meant}, not {shown(config)}")
