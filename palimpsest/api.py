@@ -10,7 +10,7 @@ KeyboardInterrupt; the same call resumes. Elsewhere KeyboardInterrupt is raised 
 thread other than the main one is not interrupted.
 """
 
-import json
+import operator
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,22 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from palimpsest import documents
 from palimpsest.commands import COMMANDS, command
+from palimpsest.frames import example, frame
+from palimpsest.places import Place
 from tasks import vocabulary
 from tasks.cache import cache, language_set
-from tasks.inspection import decode
 from tasks.reading.corpus import CorpusSpec
 from tasks.storage import files
-from tasks.terminal import extras
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError, nearest
-from tasks.vocabulary import TokenIds
+from tasks.terminal.flags import flags_of
+from tasks.terminal.texts import checked, shown
+from tasks.unit import SIDES
 from trainer.config import Config, load_config
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from pipeline.building.options import Options
-    from tasks.inspection.show import Sample
     from trainer.config.decoding import TrainedFlags
     from trainer.config.evaluation import EvaluateFlags
     from trainer.trained.generator import Generator
@@ -53,7 +55,6 @@ __all__ = [
 ]
 
 _EXIT_PREEMPTED = 75  # of trainer.engine.stopping, which imports JAX
-_PAIR = ("inputs", "targets")
 StrPath = str | os.PathLike[str]
 
 
@@ -64,24 +65,18 @@ def write_corpus(
 ) -> str:
     """Returns the SPEC of a corpus of texts, for `corpus=`, after writing it as JSON lines.
 
-    Texts may be pairs: tuples of inputs and targets, or dicts with those keys. `path` is local or
-    remote, and a file there is replaced. `validation` is the share of texts that is held out, from
-    0 to 1. Raises UserError unless there are texts alone or pairs alone.
+    Texts may be pairs: tuples or lists of inputs and targets, or dicts with those keys. Of a data
+    frame, pass frame["text"], or zip(frame["inputs"], frame["targets"]). `path` is local or remote,
+    and a file there is replaced. `validation` is the share of texts that is held out, from 0 to
+    less than 1. Raises UserError unless there are texts alone or pairs alone.
     """
-    kinds, place = set[tuple[str, ...]](), os.fspath(path)
+    place = os.fspath(path)
+    share = documents.check_share(validation)
+    documents.check_name(place)
+    lines = documents.Lines(documents.several(texts, "texts"), place)
     with files.atomic_write(place) as file:
-        for each in texts:
-            row: Mapping[str, str]
-            if isinstance(each, str):
-                row = {"text": each}
-            else:
-                row = dict(zip(_PAIR, each, strict=True)) if isinstance(each, tuple) else each
-            kinds.add(tuple(sorted(row.keys() & {"text", *_PAIR})))
-            file.write(f"{json.dumps(row, ensure_ascii=False)}\n".encode())
-        if kinds not in ({("text",)}, {_PAIR}):
-            raise UserError(f"{place}: give texts alone, or pairs of inputs and targets alone")
-    inputs, targets = _PAIR if kinds == {_PAIR} else ("", "")
-    share = float(validation)
+        file.writelines(lines)
+    inputs, targets = SIDES if lines.pairs else ("", "")
     return str(CorpusSpec("json", place, inputs=inputs, targets=targets, validation=share))
 
 
@@ -132,47 +127,69 @@ class Vocabulary:
     """A vocabulary in `folder`, which may also be a file or a name, as in the flag `vocabulary`."""
 
     def __init__(self, folder: StrPath):
-        self.folder = os.fspath(folder)
-        self._loaded = vocabulary.load(self.folder)
+        self._place = Place(folder)
+        self._loaded = vocabulary.load(self._place.given)
 
     def __fspath__(self) -> str:
         return self.folder
 
     def __repr__(self) -> str:
-        return f"Vocabulary({self.folder!r})"
+        return f"Vocabulary({self._place.given!r})"
+
+    @property
+    def folder(self) -> str:
+        """What was given, or its absolute path once Python's current folder is another."""
+        given = self._place.given
+        is_name = self._loaded.name == given and not given.endswith((".model", ".json"))
+        return given if is_name else os.fspath(self._place)
 
     def __len__(self) -> int:
         return self._loaded.size
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without EOS; sentinels such as `<extra_id_0>` have theirs."""
-        return vocabulary.encode_with_sentinels(self._loaded, text).tolist()
+        return vocabulary.encode_with_sentinels(self._loaded, checked(text, "text")).tolist()
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids."""
-        return self._loaded.decode(np.asarray(ids, np.int64))
+        """Returns the text of ids; raises UserError for one that the vocabulary does not have."""
+        found = np.atleast_1d(np.asarray(ids, object)).tolist()
+        for each in found:
+            try:
+                known = 0 <= operator.index(each) < len(self)
+            except TypeError:
+                known = False
+            if not known:
+                size = f"it has {len(self)} ids, from 0 to {len(self) - 1}"
+                raise UserError(f"{shown(each)} is no id of the vocabulary {self.folder}: {size}")
+        return self._loaded.decode(np.asarray(found, np.int64))
 
 
 class Cache:
     """The finished cache of `task` under `cache_dir`, or the caches of its languages."""
 
     def __init__(self, cache_dir: StrPath, task: str):
-        self.cache_dir, self.task = os.fspath(cache_dir), task
+        self._place, self.task = Place(cache_dir), task
         tasks = language_set.tasks_of(self.cache_dir, task, ()) or [task]
         self._opened = {
             each: cache.Cache.open(cache.find_cache(self.cache_dir, each)) for each in tasks
         }
+        self._folders = [Place(opened.folder) for opened in self._opened.values()]
 
     def __fspath__(self) -> str:
         return self.cache_dir
 
     def __repr__(self) -> str:
-        return f"Cache({self.cache_dir!r}, {self.task!r})"
+        return f"Cache({self._place.given!r}, {self.task!r})"
+
+    @property
+    def cache_dir(self) -> str:
+        """The folder as given, or its absolute path once Python's current folder is another."""
+        return os.fspath(self._place)
 
     def counts(self) -> "DataFrame":
         """Returns documents, tokens, rows and bytes of text, as integers by task and split."""
         columns = ("documents", "tokens", "rows", "text_bytes")
-        return _frame(
+        return frame(
             [
                 {"task": task, "split": split}
                 | {column: opened.manifest.total(split, column) for column in columns}
@@ -191,34 +208,39 @@ class Cache:
         from pipeline import inspect
 
         rows = []
-        for opened in self._opened.values():
+        for folder in self._folders:
             main = command("pipeline.inspect")
             chosen = {} if "index" in flags else {"windows": count}
-            typed = main.typed({"cache": opened.folder, **chosen, **flags})
+            typed = main.typed({"cache": folder, **chosen, **flags})
             task, samples, ids = main.call(typed, inspect.shown)
-            rows += [{"task": task, **_example(sample, ids)} for sample in samples]
-        return _frame(rows, ["example"])
+            rows += [{"task": task, **example(sample, ids)} for sample in samples]
+        return frame(rows, ["example"])
 
     def verify(self, **flags: Any) -> None:
         """Checks every byte, as `palimpsest verify`; raises UserError if there is a fault."""
-        for opened in self._opened.values():
-            if call("verify", cache=opened.folder, **flags):
-                raise UserError(f"{opened.folder} has faults, which were printed")
+        for folder in self._folders:
+            if call("verify", cache=folder, **flags):
+                raise UserError(f"{os.fspath(folder)} has faults, which were printed")
 
 
 class Model:
     """The run in the folder `model_dir`; its methods use the newest checkpoint, or `step`."""
 
     def __init__(self, model_dir: StrPath):
-        self.model_dir = os.fspath(model_dir)
+        self._place = Place(model_dir)
         self._generator: tuple[Any, Generator] | None = None
-        load_config(self.model_dir)  # raises UserError if there is no run
+        self._caches = Place(self.config.cache_dir)  # raises UserError if there is no run
 
     def __fspath__(self) -> str:
         return self.model_dir
 
     def __repr__(self) -> str:
-        return f"Model({self.model_dir!r})"
+        return f"Model({self._place.given!r})"
+
+    @property
+    def model_dir(self) -> str:
+        """The folder as given, or its absolute path once Python's current folder is another."""
+        return os.fspath(self._place)
 
     @property
     def config(self) -> Config:
@@ -237,7 +259,7 @@ class Model:
         if split not in splits:
             known = ", ".join(splits) or "none yet"
             raise UserError(f"{self.model_dir} has no metrics of {split}: it has {known}")
-        return _frame(
+        return frame(
             [
                 {"step": line["step"], **line["metrics"], **line.get("speed", {})}
                 for line in lines
@@ -254,8 +276,9 @@ class Model:
         from trainer import evaluate
 
         main = command("trainer.evaluate")
-        found = main.call(config or main.typed({"model_dir": self, **flags}), evaluate.evaluated)
-        return _frame(
+        typed = _typed("evaluate", config, flags if config is not None else self._named(flags))
+        found = main.call(typed, evaluate.evaluated)
+        return frame(
             [
                 {"step": step, "split": split, **values}
                 for step, splits in found.items()
@@ -273,27 +296,27 @@ class Model:
         from trainer import fill
 
         main = command("trainer.fill")
-        typed = main.typed({"model_dir": self, "text": text, **flags})
+        typed = main.typed(self._named({"text": checked(text, "text"), **flags}))
         return "\n".join(main.call(typed, lambda typed: list(fill.filled(typed, self._opened))))
 
-    def generate(self, prompts: str | Sequence[str], **flags: Any) -> "DataFrame":
+    def generate(self, prompts: str | Iterable[str], **flags: Any) -> "DataFrame":
         """Returns a row per result: prompt, text, ids, score (log probability), ended (by EOS).
 
         The flags are those of `palimpsest generate`, such as `max_new_tokens`.
         """
         from trainer.trained.prompts import results
 
-        main, prompts = (
-            command("trainer.generate"),
-            [prompts] if isinstance(prompts, str) else prompts,
-        )
-        typed = main.typed({"model_dir": self, "prompt": list(prompts), **flags})
+        several = [prompts] if isinstance(prompts, str) else documents.several(prompts, "prompts")
+        texts = [checked(each, f"prompt {number}") for number, each in enumerate(several, 1)]
+        main = command("trainer.generate")
+        typed = main.typed(self._named({"prompt": texts, **flags}))
 
         def generated(typed: Any) -> list[list[dict[str, Any]]]:
-            return results(self._opened(typed), prompts, 0, typed.decoding.num_return_sequences)
+            return results(self._opened(typed), texts, 0, typed.decoding.num_return_sequences)
 
-        found = zip(prompts, main.call(typed, generated), strict=True)
-        return _frame([{"prompt": prompt, **each} for prompt, made in found for each in made])
+        found = zip(texts, main.call(typed, generated) if texts else [], strict=True)
+        rows = [{"prompt": prompt, **each} for prompt, made in found for each in made]
+        return frame(rows, columns=("prompt", "text", "ids", "score", "ended"))
 
     def examples(self, step: int, row: int | None = None) -> "DataFrame":
         """Returns the examples of a batch, that of the update `step`, from 1; or those of one row.
@@ -305,11 +328,11 @@ class Model:
         def explained(typed: Any) -> list[dict[str, str]]:
             found = Explanation(typed.model_dir, typed.step, typed.cache_dir)
             places = found.examples_of(typed.row)
-            return [_example(found.sample(*place), found.ids) for place in places]
+            return [example(found.sample(*place), found.ids) for place in places]
 
         main = command("trainer.explain")
-        typed = main.typed({"model_dir": self, "step": step, "row": row})
-        return _frame(main.call(typed, explained), ["example"])
+        typed = main.typed(self._named({"step": step, "row": row}))
+        return frame(main.call(typed, explained), ["example"])
 
     def export(self, output: StrPath, **flags: Any) -> str:
         """Returns the folder `output`, with the model for Hugging Face transformers.
@@ -317,9 +340,15 @@ class Model:
         The flags are those of `palimpsest export`. Raises UserError if transformers computes other
         results.
         """
-        if call("export", model_dir=self, output=output, **flags):
+        if call("export", **self._named({"output": output, **flags})):
             raise UserError(f"{self.model_dir}: transformers computes other results")
         return os.fspath(output)
+
+    def _named(self, flags: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns flags with the folders of the run, and of its caches if their path has moved."""
+        moved = self._caches.given and self._caches.moved
+        caches = {"cache_dir": self._caches} if moved else {}
+        return {"model_dir": self, **caches, **flags}
 
     def _opened(self, flags: "TrainedFlags") -> "Generator":
         """Returns the generator of the flags; the last one is kept, until there is a new step."""
@@ -337,10 +366,7 @@ def _run(name: str, config: Any, flags: Mapping[str, Any]) -> tuple[int, Any]:
     """Runs a command; returns (its exit code, its flags)."""
     if name not in COMMANDS:
         raise UserError(f"unknown command {name}{nearest(name, COMMANDS)}")
-    if config is not None and flags:
-        raise UserError(f"{name}: give a configuration object or flags, not both")
-    main = command(COMMANDS[name])
-    typed = main.typed(flags) if config is None else config
+    main, typed = command(COMMANDS[name]), _typed(name, config, flags)
     code = main.call(typed) or 0
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
@@ -349,28 +375,24 @@ def _run(name: str, config: Any, flags: Mapping[str, Any]) -> tuple[int, Any]:
     return code, typed
 
 
+def _typed(name: str, config: Any, flags: Mapping[str, Any]) -> Any:
+    """Returns the flags of a command, unless it has a configuration object instead."""
+    main = command(COMMANDS[name])
+    if config is None:
+        return main.typed(flags)
+    kind = Config if name == "pretrain" else main.flags
+    if not isinstance(config, (kind, main.flags)):
+        first = max(flags_of(main.flags), key=lambda flag: flag.required).name
+        place = "trainer.config" if kind is Config else kind.__module__
+        meant = f"{first}=…, or a {place}.{kind.__name__}"
+        raise UserError(f"{name}: give flags by name, such as {meant}, not {shown(config)}")
+    if flags:
+        raise UserError(f"{name}: give a configuration object or flags, not both")
+    return config
+
+
 def _trained(name: str, config: Config | None, flags: Mapping[str, Any]) -> "Model":
     if "gin_file" in flags and "model_dir" not in flags:
         raise UserError("model_dir is missing: name it, even if the gin file does")
     typed = _run(name, config, flags)[1]
-    return Model(typed.model_dir if config else typed.run.values["model_dir"])
-
-
-def _example(sample: "Sample", ids: TokenIds) -> dict[str, str]:
-    """Returns a row of a data frame of examples."""
-    sides = {"text": sample.tokens}
-    if sample.trace:
-        sides |= {"inputs": sample.trace.inputs.tokens_L} if sample.trace.inputs else {}
-        sides |= {"targets": sample.trace.targets.tokens_L}
-    return {
-        "example": sample.title,
-        "documents": ", ".join(part.id for part in sample.parts),
-        **{side: decode.spelled(tokens.tolist(), ids) for side, tokens in sides.items()},
-    }
-
-
-def _frame(rows: Sequence[Mapping[str, Any]], index: Sequence[str] = ()) -> "DataFrame":
-    with extras.needed("a data frame", "pipeline"):
-        from pandas import DataFrame
-    frame = DataFrame(rows)
-    return frame.set_index([*index]) if index and rows else frame
+    return Model(typed.model_dir if isinstance(config, Config) else typed.run.values["model_dir"])

@@ -1,16 +1,20 @@
 """The commands from Python: the same bytes, mistakes, interrupts, threads, notebooks, the page."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
 
+import numpy as np
+import pandas
 import pytest
 
 import palimpsest
 from tasks.cache.manifest import CacheManifest
+from tasks.reading import languages, sources
 from tests.support import in_process
 from tests.support.processes import ROOT, completed, started
 from tests.trainer.conftest import assert_one_line
@@ -109,10 +113,90 @@ def test_a_corpus_is_json_lines_of_texts_or_pairs(tmp_path):
     assert spec == f"json:{tmp_path}/pairs.jsonl?inputs=inputs&targets=targets"
     lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
     assert [*map(json.loads, lines)] == [{"inputs": "a", "targets": "b"}, pairs[1]]
-    for rows in ([], ["a", pairs[0]], [{"txt": "a"}]):
+    listed = palimpsest.write_corpus([["a", "b"], pairs[1] | {"n": 1}], tmp_path / "listed.jsonl")
+    assert listed == spec.replace("pairs.jsonl", "listed.jsonl")
+    lines = (tmp_path / "listed.jsonl").read_text().splitlines()
+    assert [*map(json.loads, lines)] == [{"inputs": "a", "targets": "b"}, pairs[1] | {"n": 1}]
+    for rows in ([], ["a", pairs[0]], [pairs[0], "a"]):
         with pytest.raises(palimpsest.UserError, match="texts alone, or pairs"):
             palimpsest.write_corpus(rows, tmp_path / "none.jsonl")
     assert not (tmp_path / "none.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, math.nan, b"a", 3, "a\ud800", (), ("a",), ("a", "b", "c"), ["a", 3], {"text": 3},
+     {"text": None}, {"txt": "a"}, {"inputs": "a"}, {"text": "a", "inputs": "b", "targets": "c"},
+     {"inputs": "a", "targets": "\udfff"}, {"text": "a", "more": {1}},
+     {"text": "a", "more": "\udfff"}],
+    ids=ascii,
+)  # fmt: skip
+def test_what_is_no_text_is_refused_by_its_number(tmp_path, given):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("before")
+    with pytest.raises(palimpsest.UserError, match=r"corpus\.jsonl: text 2 \(from 1\) ") as error:
+        palimpsest.write_corpus(["a", given], path)
+    assert len(str(error.value).encode().splitlines()) == 1
+    assert path.read_text() == "before"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_failing_generator_keeps_the_file(tmp_path):
+    def texts():
+        yield "a"
+        raise OverflowError
+
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("before")
+    with pytest.raises(OverflowError):
+        palimpsest.write_corpus(texts(), path)
+    assert [(each, each.read_text()) for each in tmp_path.iterdir()] == [(path, "before")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(pandas.DataFrame({"text": ["a"]}), r'DataFrame .*: pass frame\["text"\]$'),
+     ("abc", "pass a list, .* not one str$"), (b"abc", "not one bytes$"),
+     ({"text": ["a"]}, "not one dict$"), (None, "not one NoneType$"), (3, "not one int$")],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
+def test_texts_are_several(tmp_path, given, said):
+    with pytest.raises(palimpsest.UserError, match=f"^texts: .*{said}"):
+        palimpsest.write_corpus(given, tmp_path / "corpus.jsonl")
+    assert not [*tmp_path.iterdir()]
+    column = pandas.DataFrame({"text": ["a", "b"]})["text"]
+    assert palimpsest.write_corpus(column, tmp_path / "corpus.jsonl")
+
+
+@pytest.mark.parametrize("share", [2, 1, -1, math.nan, math.inf, 10**400, "x", None, [0.1]])
+def test_a_share_of_validation_is_one_that_a_spec_has(tmp_path, share):
+    with pytest.raises(palimpsest.UserError, match=r"^validation=.*: it must be a number from 0 "):
+        palimpsest.write_corpus(["a"], tmp_path / "corpus.jsonl", validation=share)
+    assert not [*tmp_path.iterdir()]
+    for right in (0, 0.999, np.float32(0.5)):
+        palimpsest.write_corpus(["a"], tmp_path / "corpus.jsonl", validation=right)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x.jsonl.gz", "x.jsonl.ZST", "x.zip", "a?b.jsonl", "a*b.jsonl", "a::b.jsonl", ".a.jsonl",
+     "{language}.jsonl", "a\ud800.jsonl"],
+    ids=ascii,
+)  # fmt: skip
+def test_a_name_that_no_spec_reads_is_refused(tmp_path, name):
+    with pytest.raises(palimpsest.UserError, match=r"name|path"):
+        palimpsest.write_corpus(["a"], f"{tmp_path}/{name}")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["a[b]c.jsonl", "{a,b}.jsonl", "a b&c=d,%20#@.jsonl"])
+def test_the_spec_reads_the_file(tmp_path, name):
+    for other in ("abc.jsonl", "a.jsonl", "b.jsonl"):
+        (tmp_path / other).write_text('{"text": "other"}\n')
+    spec = palimpsest.write_corpus(["a"], tmp_path / name)
+    (found,) = languages.specs([spec], None).values()
+    pieces = sources.resolve(found).pieces
+    assert [part.file.path for each in pieces for part in each.parts] == [f"{tmp_path}/{name}"]
 
 
 def test_a_vocabulary_encodes(folder, cache):
@@ -120,6 +204,23 @@ def test_a_vocabulary_encodes(folder, cache):
     ids = vocabulary.encode("boats <extra_id_0> seas")
     assert ids.count(len(vocabulary) - 1) == 1
     assert vocabulary.decode(ids) == "boats <extra_id_0> seas"
+    for same in (np.array(ids), np.array(ids, np.uint16), [*map(np.int32, ids)], tuple(ids)):
+        assert vocabulary.decode(same) == "boats <extra_id_0> seas"
+    assert vocabulary.decode([]) == vocabulary.decode(np.array([])) == ""
+
+
+@pytest.mark.parametrize("wrong", [99999, 170, -1, 1.5, "3", None, [3], 1 << 70])
+def test_an_id_outside_the_vocabulary_is_refused(folder, cache, wrong):
+    vocabulary = palimpsest.Vocabulary(folder / "vocabulary")
+    said = f"{re.escape(repr(wrong))} is no id of the vocabulary .*: it has 170 ids, from 0 to 169"
+    with pytest.raises(palimpsest.UserError, match=said):
+        vocabulary.decode([3, wrong])
+
+
+@pytest.mark.parametrize("text", ["a \ud800", 3, None, b"a"], ids=ascii)
+def test_a_text_is_whole_characters(folder, cache, text):
+    with pytest.raises(palimpsest.UserError, match=r"^text (must be a text|has half a character)"):
+        palimpsest.Vocabulary(folder / "vocabulary").encode(text)
 
 
 @pytest.mark.processes
@@ -160,6 +261,21 @@ def test_configuration_objects_are_the_same_as_flags(tmp_path, cache, model):
     assert records[0] == records[1]
     with pytest.raises(palimpsest.UserError, match="a configuration object or flags, not both"):
         palimpsest.pretrain(config, train_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [("vocab train", "json:x", "corpus=…, or a vocab.train.Flags, not 'json:x'"),
+     ("build", ["json:x"], "task=…, or a pipeline.building.options.Options, not"),
+     ("pretrain", {"preset": "x"}, "=…, or a trainer.config.Config, not {'preset'"),
+     ("build", Config, "or a pipeline.building.options.Options, not <class"),
+     ("evaluate", "all", "model_dir=…, or a trainer.config.evaluation.EvaluateFlags, not 'all'")],
+)  # fmt: skip
+def test_a_value_without_its_name_is_refused(name, given, said):
+    with pytest.raises(
+        palimpsest.UserError, match=f"^{name}: give flags by name, such as .*{said}"
+    ):
+        palimpsest.call(name, given)
 
 
 def test_a_mistake_is_the_line_of_the_command(capsys):
@@ -271,6 +387,56 @@ def test_text_from_a_model(model, capfd):
     assert model._generator[1] is generator
     with pytest.raises(palimpsest.UserError, match="has no gap"):
         model.fill("no gap")
+    prompts = (each for each in ["a <extra_id_0>", "b"])
+    assert [*model.generate(prompts, max_new_tokens=4).prompt] == ["a <extra_id_0>", "b"]
+    nothing = model.generate([])
+    assert ([*nothing.columns], len(nothing)) == ([*made.columns], 0)
+    for prompts in (["a", "b\ud800"], ["a", 3]):
+        with pytest.raises(palimpsest.UserError, match=r"^prompt 2 "):
+            model.generate(prompts)
+    for prompts in (made, {"prompt": "a"}, None):
+        with pytest.raises(palimpsest.UserError, match=r"^prompts: "):
+            model.generate(prompts)
+    for text in ("\udfff <extra_id_0>", 3):
+        with pytest.raises(palimpsest.UserError, match=r"^text "):
+            model.fill(text)
+    with pytest.raises(palimpsest.UserError, match=r"^the prompt has half a character"):
+        generator.ids("\udfff")
+    with pytest.raises(palimpsest.UserError, match="give flags by name"):
+        model.evaluate("all")
+
+
+@pytest.mark.processes
+def test_places_stay_when_the_current_folder_changes(
+    tmp_path, folder, corpus, cache, model, monkeypatch, capsys
+):
+    monkeypatch.chdir(folder)
+    vocabulary = palimpsest.Vocabulary("vocabulary")
+    here = palimpsest.Cache("cache", cache.task)
+    run = palimpsest.pretrain(**RUN, task=here.task, cache_dir=here, model_dir="relative")
+    assert (vocabulary.folder, here.cache_dir, run.model_dir) == ("vocabulary", "cache", "relative")
+    assert run.config.cache_dir == "cache"
+    filled = run.fill("a <extra_id_0>", max_new_tokens=4)
+    names, evaluated, batch = palimpsest.Vocabulary("bytes"), run.evaluate(), run.examples(step=2)
+    monkeypatch.chdir(tmp_path)
+    assert os.fspath(vocabulary) == f"{folder}/vocabulary"
+    assert (here.cache_dir, run.model_dir) == (f"{folder}/cache", f"{folder}/relative")
+    assert (repr(run), names.folder) == ("Model('relative')", "bytes")
+    assert here.examples(2).equals(palimpsest.Cache(cache.cache_dir, cache.task).examples(2))
+    here.verify(workers=1)
+    assert [*run.metrics().index] == [2, 4]
+    capsys.readouterr()
+    assert run.fill("a <extra_id_0>", max_new_tokens=4) == filled
+    assert "without its data" not in capsys.readouterr().err
+    assert run.evaluate().equals(evaluated)
+    assert run.examples(step=2).equals(batch)
+    how = {"corpus": corpus, "vocabulary": vocabulary, "cache_dir": here}
+    assert palimpsest.build(**how, name="mine", task="span_corruption").cache_dir == here.cache_dir
+    tuned = palimpsest.finetune(
+        init_from=run, task=here.task, cache_dir=here, train_steps=1, model_dir="tuned",
+        batch_size=4, lengths=RUN["lengths"],
+    )  # fmt: skip
+    assert tuned.config.cache_dir == f"{folder}/cache"
 
 
 @pytest.mark.processes

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tasks.terminal.texts import checked
 from tasks.vocabulary import encode_with_sentinels
 from trainer.data.cached import CachedData
 from trainer.data.interface import Run
@@ -58,8 +59,11 @@ class Generator:
         self.step, self._params = trained_run.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:
-        """Returns a prompt's ids as in training; raises UserError for a missing sentinel."""
-        ids = encode_with_sentinels(self.vocabulary, prompt)
+        """Returns a prompt's ids as in training.
+
+        Raises UserError for a missing sentinel, or half a character.
+        """
+        ids = encode_with_sentinels(self.vocabulary, checked(prompt, "the prompt"))
         return np.append(ids, np.int32(self.vocabulary.special.eos)) if self._form.ends else ids
 
     def __call__(
