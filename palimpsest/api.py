@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from palimpsest import documents
 from palimpsest.commands import COMMANDS, command
-from palimpsest.frames import example, frame
-from palimpsest.places import Place
+from palimpsest.python import documents
+from palimpsest.python.frames import example, frame
+from palimpsest.python.places import Place
 from tasks import vocabulary
 from tasks.cache import cache, language_set
 from tasks.reading.corpus import CorpusSpec

@@ -1,0 +1,1 @@
+"""What the functions of `palimpsest.api` take and return: documents, places, data frames."""
