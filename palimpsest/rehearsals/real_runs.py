@@ -19,7 +19,7 @@ from tasks.task import OBJECTIVES
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.flags import made, parse
-from trainer.config import Config, from_transformers
+from trainer.config import CONFIG_FILE, Config, fields, from_transformers, load_config, resuming
 from trainer.config.evaluation import TASK_METRICS
 from trainer.config.from_flags import GinRunFlags, configured
 from trainer.config.mesh import check_dimensions
@@ -125,6 +125,7 @@ def _checked(recipe: Recipe, stage: Stage) -> Config | None:
             importlib.import_module("wandb")
     if not origins.get("model.vocab_size", "preset").startswith("preset") and not source:
         _check_vocabulary(recipe, config)
+    _check_folder(recipe, stage, config, origins)
     if not config.reads_seqio and config.engine == "palimpsest":
         config = _divided(config, origins)
     if source and not is_folder:
@@ -142,6 +143,29 @@ def _start(recipe: Recipe, stage: Stage) -> str:
 
 def _check_metrics(names: tuple[str, ...] | list[str], module: str | None) -> None:
     metric.chosen([each for each in names if each != TASK_METRICS], module)
+
+
+def _check_folder(recipe: Recipe, stage: Stage, config: Config, origins: Mapping[str, str]) -> None:
+    """Raises UserError if there is a run in a run's folder, and this recipe cannot resume it."""
+    folder = stage.flags["model_dir"][0]
+    if not files.exists(files.join(folder, CONFIG_FILE)):
+        return
+    steps = [name for name in files.list_names(folder) if name.startswith("checkpoint_")]
+    if not steps or records.states(recipe)[stage.name].word != records.TODO:
+        return  # of this recipe, which says what has changed
+    before, _ = load_config(folder)
+    values = dict(fields.leaves(config))
+    given = {
+        path: values[path] for path, origin in origins.items() if not origin.startswith("preset")
+    }
+    changes = [f"preset was {before.preset}, is {config.preset}"]
+    if before.preset == config.preset:
+        changes = resuming.config_changes(before, fields.replace_all(before, given), 0)
+    if changes:
+        raise UserError(
+            f"--model_dir={folder} holds a run with different settings ({'; '.join(changes)}): "
+            "name another folder, or delete it"
+        )
 
 
 def _check_vocabulary(recipe: Recipe, config: Config) -> None:

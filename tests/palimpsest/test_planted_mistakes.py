@@ -300,7 +300,7 @@ def test_a_mask_that_the_vocabulary_lacks_is_named(here, capsys):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_size_is_named(here, capsys):
+def test_a_run_of_other_sizes_or_settings_is_named(here, monkeypatch, capsys):
     (here / "first.toml").write_text(BASE.replace("[pretrain]", "[pretrain]\ntrain_steps = 2"))
     done = started("-m", "palimpsest", "run", "first.toml", cwd=here, env=rehearsals.variables())
     assert done.returncode == 0, done.stderr
@@ -310,6 +310,15 @@ def test_a_checkpoint_of_another_size_is_named(here, capsys):
     # The same size is rehearsed, from random parameters.
     done = rehearsed(here, BASE.replace("[pretrain]", other.replace("\nmodel.mlp_dim = 96", "")))
     assert done.returncode == 0, done.stderr
+    # Its folder is that of a run with other settings, or the run goes on there.
+    there = BASE + 'model_dir = "first/model"\ntrain_steps = 4\n'
+    code, errors = refused(here, there + "seed = 7\n", capsys)
+    assert_one_line(code, errors, "[pretrain] --model_dir=first/model holds", "seed was 0, is 7")
+    code, errors = refused(here, there.replace("t5_1_1_tiny", "t5_1_0_tiny"), capsys)
+    assert_one_line(code, errors, "[pretrain] --model_dir=first/model", "preset was t5_1_1_tiny")
+    monkeypatch.setattr("palimpsest.rehearsals.rehearsal._rehearse", lambda stage: None)
+    (here / "it.toml").write_text(there)
+    assert run.main(["it.toml", "--rehearse"]) == 0
 
 
 def test_a_slice_reaches_the_plan_of_the_real_run(here, monkeypatch, capsys):
