@@ -219,12 +219,6 @@ def test_a_small_corpus_without_validation_is_named(here):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.processes
-def test_a_vocabulary_that_a_small_corpus_does_not_yield_is_named(here):
-    done = rehearsed(here, BASE.replace("120", "3000"))
-    assert_one_line(done.returncode, done.stderr, "[vocabulary]", "at most", "--vocab_size")
-
-
 def test_a_bucket_that_does_not_exist_is_named(here, gcs, capsys):
     code, errors = refused(here, BASE, capsys, "--folder=gs://bukket/mine")
     assert_one_line(code, errors, "gs://bukket", "bucket")

@@ -149,6 +149,14 @@ def test_a_sample_fills_windows_and_shows_a_whole_corpus_as_it_is(tmp_path):
     assert sample(tmp_path, ["a long line " * 500], 4) == ("validation=0.01&id=id", 1, False)
 
 
+def test_a_vocabulary_is_capped_unless_its_corpus_is_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = PLACES.partition("[cache.mine]")[0].replace("300", "3000")
+    for lines, size in ((TEXTS, 1000), (TEXTS[:300], [3000])):
+        (tmp_path / "corpus.txt").write_text("\n".join(lines))
+        assert small_tables(tmp_path, text)["vocabulary"]["vocab_size"] == size
+
+
 @pytest.mark.processes
 def test_sigterm_leaves_nothing_behind(tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
