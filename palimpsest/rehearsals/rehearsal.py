@@ -1,20 +1,24 @@
 """Rehearses a recipe: all of its stages on a sample, with a small model, in a temporary folder.
 
-A corpus becomes its first documents, a vocabulary gets at most 1,000 pieces, and a model two layers
-of width 64. Lengths, objectives, optimizers, metrics and exports stay. A run stops after half of
-its 20 updates and is resumed. What a sample cannot show is checked first, on the real run.
+A corpus becomes its first documents, a vocabulary gets at most 1,000 pieces unless these are all,
+and a model two layers of width 64. Lengths, objectives, optimizers, metrics and exports stay. A run
+stops after half of its 20 updates and is resumed. What a sample cannot show is checked first, on
+the real run.
 """
 
 import contextlib
 import dataclasses
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from typing import NoReturn
 
 from palimpsest.recipes import planning
 from palimpsest.recipes import recipe as recipes
@@ -35,7 +39,9 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
     """Rehearses a recipe; raises UserError with the first stage's line that fails."""
     recipe = recipes.read(path, folder)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="rehearsal_") as scratch:
+    # A process that a signal ends may still write while this removes the folder.
+    temporary = tempfile.TemporaryDirectory(prefix="rehearsal_", ignore_cleanup_errors=True)
+    with _terminable(), temporary as scratch:
         for place in dict.fromkeys(_places(recipe)):
             _check_writable(place)
         with _timed("checked the runs"):
@@ -49,10 +55,32 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
                 with _timed(f"{stage.name}: planned on {topology}"):
                     planning.of_run(recipe, stage, str(topology))
         small = recipes.of_tables(recipe.path, tables, files.join(scratch, "run"))
-        for stage in small.stages:
-            _rehearse(stage)
+        shrinking.check_places(small, scratch)
+        try:
+            for stage in small.stages:
+                _rehearse(stage)
+        except UserError as error:
+            raise UserError(str(error).replace(small.folder, recipe.folder)) from error
     print(f"rehearsed {recipe.path} in {time.monotonic() - begin:.0f} s")
     return 0
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM end the block as an exception does, so that its folder is removed."""
+
+    def end(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():  # which has no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _printed(program: str, *words: str) -> str:

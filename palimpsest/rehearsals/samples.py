@@ -6,30 +6,35 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.reading import languages, sources
+from tasks.reading.corpus import VALIDATION, Corpus
 from tasks.terminal.command_line import UserError
+from tasks.terminal.toml_flags import as_text
 from tasks.unit import Unit
 
 DOCUMENTS = 400
 # Of each of many languages, which have caches of their own.
 _LEAST = 100
+# More of short ones, until they fill so many windows.
+_WINDOWS, _MOST = 60, 20_000
 # A book becomes as many windows as hundreds of pages, and is evaluated as long.
 _CHARACTERS = 5000
-_OPTIONS = "?validation=0.1&id=id"
+_SHARE = 0.1
 _OF_PAIRS = "&inputs=inputs&targets=targets"
 
 
 class Samples:
-    """The samples of corpora, below a folder."""
+    """The samples of corpora, below a folder, for runs with windows of so many tokens."""
 
-    def __init__(self, folder: pathlib.Path):
-        self._folder = folder
+    def __init__(self, folder: pathlib.Path, window: int):
+        self._folder, self._characters = folder, _WINDOWS * window
         self._known: dict[str, str] = {}
+        self._whole: list[str] = []  # those that leave nothing out
 
     def of(self, where: str, texts: Any, names: Any) -> dict[str, Any]:
         """Returns the key corpus of a table with samples in the place of its corpora."""
-        given = [texts] if isinstance(texts, str) else list(texts)
+        given = [as_text(each) for each in (texts if isinstance(texts, list) else [texts])]
         try:
-            joined = ",".join(names) if isinstance(names, list) else names
+            joined = None if names is None else as_text(names)
             specs = languages.specs(given, joined)
             number = max(DOCUMENTS // len(specs), _LEAST)
             found = {name: self._sample(spec, number) for name, spec in specs.items()}
@@ -39,35 +44,58 @@ class Samples:
             return {"corpus": found[""]}
         return {"corpus": [f"{name}={spec}" for name, spec in found.items()]}
 
+    def are_whole(self, texts: Any) -> bool:
+        """Returns whether samples, as in the key corpus, are their whole corpora."""
+        given = [texts] if isinstance(texts, str) else texts
+        return all(any(each.endswith(whole) for whole in self._whole) for each in given)
+
     def _sample(self, spec: Any, number: int) -> str:
         if str(spec) not in self._known:
+            corpus = sources.resolve(spec)
+            documents = characters = 0
+            rest = cut = False
             path = self._folder / f"sample-{len(self._known)}.jsonl"
             columns = spec.unit.columns
             pairs = spec.unit is Unit.PAIR
             with path.open("w", encoding="utf-8") as file:
-                for row in _rows(spec, number):
+                for row in _rows(corpus):
+                    enough = documents >= number and (pairs or characters >= self._characters)
+                    if rest := enough or documents == _MOST:
+                        break
                     kept = {name: row[name] for name in ("id", *columns)}
                     if not pairs:
+                        cut |= any(len(kept[name]) > _CHARACTERS for name in columns)
                         kept |= {name: kept[name][:_CHARACTERS] for name in columns}
+                    documents += 1
+                    characters += sum(len(kept[name]) for name in columns)
                     file.write(json.dumps(kept, ensure_ascii=False) + "\n")
-            self._known[str(spec)] = f"json:{path}{_OPTIONS}{_OF_PAIRS * pairs}"
+            share = _share(corpus, whole=not rest)
+            found = f"json:{path}?validation={share}&id=id{_OF_PAIRS * pairs}"
+            self._known[str(spec)] = found
+            if not rest and not cut:
+                self._whole.append(found)
         return self._known[str(spec)]
 
 
-def _rows(spec: Any, number: int) -> Iterator[dict[str, Any]]:
-    """Yields the first usable documents of a corpus; raises UserError if there is none."""
-    left, problems = number, set[str]()
-    corpus = sources.resolve(spec)
+def _share(corpus: Corpus, whole: bool) -> float:
+    """Returns the share of documents to hold out: the corpus's own if that shows what it does."""
+    if any(piece.splits == (VALIDATION,) for piece in corpus.pieces):
+        return _SHARE  # it has files for that
+    own: float = corpus.spec.validation
+    return own if whole or not own else _SHARE
+
+
+def _rows(corpus: Corpus) -> Iterator[dict[str, Any]]:
+    """Yields the usable documents of a corpus; raises UserError if there is none."""
+    found, problems = False, set[str]()
     for piece in corpus.pieces:
         for _, batch in sources.read(corpus, piece):
             for row in batch.to_pylist():
                 if row["problem"]:
                     problems.add(row["problem"])
                     continue
+                found = True
                 yield row
-                left -= 1
-                if not left:
-                    return
-    if left == number:
+    if not found:
         why = f": {', '.join(sorted(problems))}" if problems else ""
-        raise UserError(f"--corpus={spec} has no usable document{why}")
+        raise UserError(f"--corpus={corpus.spec} has no usable document{why}")

@@ -1,39 +1,51 @@
 """The rules by which a rehearsal shrinks a recipe: its tables, models and transformers folders."""
 
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from palimpsest.commands import COMMANDS, command
+from palimpsest.recipes import flows
 from palimpsest.recipes import recipe as recipes
 from palimpsest.rehearsals.samples import Samples
 from tasks import registry
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import Flag, flags_of
+from tasks.terminal.toml_flags import as_text
 from trainer.config import Config, from_transformers
 from trainer.model.config import ModelConfig
 
 UPDATES = 20
 _PIECES = 1000
 # Where the real stages run and write, and what only a long or distributed run needs.
+_OF_RUN = (
+    *("cache_dir", "model_dir", "data.local_dir", "metrics.wandb", "profile_steps"),
+    *("tokens_per_batch", "microbatches"),
+)
 _DROPPED = {
     "dedup": ("output", "runner", "workers", "part"),
     "vocabulary": ("output", "runner", "workers"),
     "cache": ("cache_dir", "runner", "workers", "part", "hf_token_secret", "shard_bytes"),
-    "pretrain": ("cache_dir", "model_dir", "profile_steps", "tokens_per_batch", "microbatches"),
-    "finetune": ("cache_dir", "model_dir", "profile_steps", "tokens_per_batch", "microbatches"),
+    "pretrain": _OF_RUN,
+    "finetune": _OF_RUN,
     "evaluate": ("model_dir", "output", "cache_dir", "plot", "steps"),
-    "report": ("model_dir", "output", "picture"),
-    "export": ("model_dir", "output", "push_to"),
+    "report": ("model_dir", "output", "cache_dir", "picture"),
+    "export": ("model_dir", "output", "cache_dir", "push_to", "step"),
 }
+# Flags that name what a stage writes, or what its readers add to.
+_PLACES = ("cache_dir", "model_dir", "data.local_dir", "output", "plot", "picture")
 _DROPPED_GROUPS = ("mesh.", "processes.")
+_EVALUATIONS = "evaluation.every_steps"
 _RUN: Mapping[str, Any] = {
     "train_steps": UPDATES,
     "metrics.every_steps": UPDATES // 4,
     "checkpoint.every_steps": UPDATES // 2,
-    "evaluation.every_steps": UPDATES // 2,
+    _EVALUATIONS: UPDATES // 2,
 }
 # What gin files set and tables leave out.
 _OF_GIN = {"tokens_per_batch": "None", "microbatches": 1, "mesh.data": -1, "mesh.fsdp": 1}
@@ -66,22 +78,25 @@ def tables(
     `runs` are the configurations of the real runs, by the names of their stages; the small ones
     have `devices`.
     """
-    sampled, flowing = Samples(scratch), any(name.startswith("corpus.") for name in whole)
-    found = {}
+    sampled = Samples(scratch, max((_window(each) for each in runs.values()), default=0))
+    corpora = [name for name in whole if name.startswith("corpus.")]
+    found: dict[str, dict[str, Any]] = {}
     for name, table in whole.items():
         kind = name.partition(".")[0]
         left_out = _DROPPED.get(kind, ())
+        known = _flags(kind, table)
+        given = {_spelled(key, known): value for key, value in table.items()}
         # A runner has flags of its own, such as Dataflow's project.
-        own = recipes.names_of(kind) if "runner" in table else table.keys()
+        own = {*known, *flows.OF_RECIPE} if "runner" in given else given.keys()
         flat = {
             key: value
-            for key, value in table.items()
+            for key, value in given.items()
             if key not in left_out and key in own and not key.startswith(_DROPPED_GROUPS)
         }
         if "corpus" in flat or kind == "corpus":
             flat |= sampled.of(name, flat.get("corpus", ""), flat.pop("languages", None))
-        elif kind == "cache" and not flowing:
-            spec = registry.get(str(flat.get("task")), flat.get("task_module")).corpus
+        elif kind == "cache" and not corpora:
+            spec = registry.get(as_text(flat.get("task")), flat.get("task_module")).corpus
             flat |= sampled.of(name, spec, None)
         if kind == "dedup" and "against" in flat:
             flat["against"] = [
@@ -90,12 +105,46 @@ def tables(
         if kind in ("dedup", "cache") and "exclude" in flat:
             flat |= _lists(name, flat.pop("exclude"))
         if kind == "vocabulary":
-            flat["vocab_size"] = min(int(flat.get("vocab_size", _PIECES)), _PIECES)
+            read = [f"corpus.{each}" for each in _listed(flat.get(flows.CORPORA, []))] or corpora
+            of = [flat] if "corpus" in flat else [found[each] for each in read]
+            texts = [text for each in of for text in _listed(each["corpus"])]
+            if not sampled.are_whole(texts):  # else it shows how many pieces there are
+                size = as_text(flat.get("vocab_size", _PIECES))
+                flat["vocab_size"] = min(known["vocab_size"].parsed("vocab_size", size), _PIECES)
         if kind in ("pretrain", "finetune"):
             flat["batch_size"] = _rows(runs[name], devices)
+            if "vocabulary" in whole:  # its size was compared with the model's
+                flat.pop("model.vocab_size", None)
             flat = _run(kind, flat, runs[name], scratch / f"{name}_starts_from")
         found[name] = flat
     return found
+
+
+def check_places(recipe: recipes.Recipe, scratch: str) -> None:
+    """Raises UserError if a stage of a rehearsal would write outside its folder."""
+    for stage in recipe.stages:
+        places = [text for name in _PLACES for text in stage.flags.get(name, ())]
+        for place in (stage.output, *places):
+            if os.path.commonpath([scratch, os.path.abspath(place)]) != scratch:
+                raise UserError(f"[{stage.name}] a rehearsal would write to {place}: leave it out")
+
+
+def _flags(kind: str, table: Mapping[str, Any]) -> dict[str, Flag]:
+    """Returns the flags that a table's keys may be, by all of their names."""
+    if kind not in flows.KINDS:
+        return {}
+    words = COMMANDS[table.get(flows.COMMAND, flows.KINDS[kind].command)]
+    return {name: flag for flag in flags_of(command(words).flags) for name in flag.names}
+
+
+def _spelled(key: str, known: Mapping[str, Flag]) -> str:
+    """Returns a key as the name of its flag, if it is one."""
+    plain = key.replace("-", "_")
+    return known[plain].name if plain in known else key
+
+
+def _window(real: Config | None) -> int:
+    return (real.lengths.inputs or 0) + (real.lengths.targets or 0) if real else 0
 
 
 def _listed(value: Any) -> list[Any]:
@@ -104,7 +153,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _lists(name: str, given: Any) -> dict[str, str]:
     """Returns the key exclude with the lists of ids; lists of `dedup` know other files."""
-    paths = [path for each in _listed(given) for path in str(each).split(",")]
+    paths = as_text(given).split(",")
     for path in paths:
         if "{" not in path and not files.exists(path):
             raise UserError(f"[{name}] --exclude={path}: no such file")
@@ -114,7 +163,7 @@ def _lists(name: str, given: Any) -> dict[str, str]:
 
 def _rows(real: Config | None, devices: int) -> int:
     """Returns the rows of a small run's batch, which the devices can share."""
-    lengths = real and (real.lengths.inputs or 0) + (real.lengths.targets or 0)
+    lengths = _window(real)
     rows = min(_MOST, _POSITIONS // lengths) if lengths else _MOST
     if real and from_transformers.is_folder(real.init_from or ""):  # it keeps its vocabulary
         rows //= 1 + real.model.vocab_size // _LARGE
@@ -125,14 +174,16 @@ def _run(
     kind: str, flat: dict[str, Any], real: Config | None, place: pathlib.Path
 ) -> dict[str, Any]:
     """Returns the keys of a short run of a small model."""
+    every = real.evaluation.every_steps if real else flat.get(_EVALUATIONS)
     flat |= _RUN
+    if as_text(every) == "0":
+        flat[_EVALUATIONS] = 0
     if "gin_file" in flat:
         flat |= _OF_GIN
-    source = str(flat.get(_START, ""))
+    source = as_text(flat.get(_START, ""))
     own = kind == "pretrain" or from_transformers.is_folder(source)
     if real is None or "{" in source or not own:  # the model of another stage, or elsewhere
         return flat
-    flat.pop("model.vocab_size", None)
     if from_transformers.is_folder(source):
         folder(source.removeprefix(from_transformers.PREFIX), place)
         kept = {key: value for key, value in flat.items() if key.partition(".")[2] not in _SMALL}

@@ -29,6 +29,7 @@ BERT = BASE.replace("span_corruption", "masked_lm").replace("t5_1_1_tiny", "bert
 BERT = BERT.replace("inputs = 64, targets = 18", "inputs = 64, targets = 64")
 DECODER = BASE.replace("span_corruption", "lm").replace("inputs = 64, targets = 18", "targets = 64")
 DECODER += "[export]\n"
+EXPORT = BASE + "[export]\n"
 LANGUAGES = BASE.replace("text:corpus.txt", "json:data/{language}/*.jsonl")
 
 # Name -> (recipe, what is replaced, with what, what the line says); found before a stage runs.
@@ -103,6 +104,49 @@ EARLY = {
         'exclude = "takedwon.txt"\ntask = "span',
         ["[cache.mine]", "takedwon.txt"],
     ),
+    "against": (BASE, "[vocab", "[dedup]\nagainst = 3\n[vocab", ["[dedup]", "'3'", "text:3"]),
+    "rows": (
+        BASE,
+        "[pretrain]",
+        "[pretrain]\nmodel.vocab-size = 64",
+        ["[pretrain]", "--model.vocab_size=64", "[vocabulary]", "220 ids"],
+    ),
+    "runner": (
+        BASE,
+        "[pretrain]",
+        'runner = "foo"\n[pretrain]',
+        ["[cache.mine]", "--runner=foo", "FlinkRunner"],
+    ),
+    "flag_of_a_runner": (
+        BASE,
+        "[pretrain]",
+        'runner = "FlinkRunner"\nflink_mastre = "x"\n[pretrain]',
+        ["[cache.mine]", "unknown flag --flink_mastre"],
+    ),
+    "steps": (
+        BASE,
+        "[pretrain]",
+        '[evaluate]\nstep = "banana"\n[pretrain]',
+        ["[evaluate]", "banana"],
+    ),
+    "later_step": (
+        EXPORT,
+        "[export]",
+        "train_steps = 9\n[export]\nsteps = 10",
+        ["[export]", "=10", "ends after 9 updates"],
+    ),
+    "repository": (
+        EXPORT,
+        "[export]",
+        '[export]\npush_to = "not a name!"',
+        ["[export]", "--push_to=not a name!", "OWNER/NAME"],
+    ),
+    "shards": (
+        EXPORT,
+        "[export]",
+        '[export]\nmax_shard_size = "big"',
+        ["[export]", "--max_shard_size=big", "5GB"],
+    ),
 }
 
 
@@ -147,6 +191,32 @@ def test_a_folder_that_cannot_be_written_is_named(here, capsys):
     (here / "out").write_text("a file")
     code, errors = refused(here, BASE, capsys, "--folder=out/mine")
     assert_one_line(code, errors, "out/mine", "cannot be written", "--folder")
+
+
+def test_a_folder_with_a_comma_is_refused_beside_exclude_lists(here, capsys):
+    code, errors = refused(here, BASE + "[dedup]\n", capsys, "--folder=a,b")
+    assert_one_line(code, errors, "[dedup]", "--folder=a,b", "comma")
+
+
+def test_an_export_that_is_there_is_named(here, capsys):
+    (here / "taken").mkdir()
+    code, errors = refused(here, EXPORT + 'output = "taken"\n', capsys)
+    assert_one_line(code, errors, "[export]", "--output=taken exists", "name another folder")
+
+
+@pytest.mark.processes
+def test_a_small_corpus_without_validation_is_named(here):
+    # The hash holds out none of 30 documents with the default share.
+    rehearsals.write(here / "s.jsonl", ({"text": text} for text in TEXTS[:30]))
+    text = BASE.replace("text:corpus.txt", "json:s.jsonl").replace("= 120", "= 40")
+    done = rehearsed(here, text)
+    says = [
+        "[pretrain] it/cache/mine_span_corruption has no text in split validation",
+        "?validation",
+    ]
+    assert_one_line(done.returncode, done.stderr, *says)
+    done = rehearsed(here, f"{text}evaluation.every_steps = 0\n")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_bucket_that_does_not_exist_is_named(here, gcs, capsys):
@@ -224,7 +294,7 @@ def test_a_mask_that_the_vocabulary_lacks_is_named(here, capsys):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_size_is_named(here, capsys):
+def test_a_run_of_other_sizes_or_settings_is_named(here, monkeypatch, capsys):
     (here / "first.toml").write_text(BASE.replace("[pretrain]", "[pretrain]\ntrain_steps = 2"))
     done = started("-m", "palimpsest", "run", "first.toml", cwd=here, env=rehearsals.variables())
     assert done.returncode == 0, done.stderr
@@ -234,6 +304,15 @@ def test_a_checkpoint_of_another_size_is_named(here, capsys):
     # The same size is rehearsed, from random parameters.
     done = rehearsed(here, BASE.replace("[pretrain]", other.replace("\nmodel.mlp_dim = 96", "")))
     assert done.returncode == 0, done.stderr
+    # Its folder is that of a run with other settings, or the run goes on there.
+    there = BASE + 'model_dir = "first/model"\ntrain_steps = 4\n'
+    code, errors = refused(here, there + "seed = 7\n", capsys)
+    assert_one_line(code, errors, "[pretrain] --model_dir=first/model holds", "seed was 0, is 7")
+    code, errors = refused(here, there.replace("t5_1_1_tiny", "t5_1_0_tiny"), capsys)
+    assert_one_line(code, errors, "[pretrain] --model_dir=first/model", "preset was t5_1_1_tiny")
+    monkeypatch.setattr("palimpsest.rehearsals.rehearsal._rehearse", lambda stage: None)
+    (here / "it.toml").write_text(there)
+    assert run.main(["it.toml", "--rehearse"]) == 0
 
 
 def test_a_slice_reaches_the_plan_of_the_real_run(here, monkeypatch, capsys):

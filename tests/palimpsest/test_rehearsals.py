@@ -1,15 +1,21 @@
 """Rehearsals: of every recipe of the tree, and of recipes with planted mistakes."""
 
+import os
+import pathlib
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from palimpsest.recipes import recipe as recipes
 from palimpsest.recipes.recipe import Stage
-from palimpsest.rehearsals import exported, rehearsal, shrinking
+from palimpsest.rehearsals import exported, rehearsal, samples, shrinking
 from tasks.terminal.command_line import UserError
 from tests.support import rehearsals
-from tests.support.processes import started
+from tests.support.processes import started, wait_for
 from tests.trainer.huggingface.conftest import Exported
 from trainer import huggingface
 from trainer.huggingface import configs
@@ -59,6 +65,112 @@ def test_a_folder_of_transformers_is_made_small(name, tmp_path):
     assert huggingface.load(str(tmp_path / "small"), small)
     assert (tmp_path / "small" / "spiece.model").read_text() == "a tokenizer"
     assert not (tmp_path / "small" / "pytorch_model.bin").exists()
+
+
+TEXTS = [f"line {n} of a text about {n % 7} boats" for n in range(6000)]
+
+
+def small_tables(here, text):
+    """Returns the tables of a rehearsal of a recipe; its runs keep their models."""
+    path = here / "it.toml"
+    path.write_text(text)
+    whole = recipes.tables_of(path)[1]
+    runs = dict.fromkeys(name for name in whole if name.startswith(("pretrain", "finetune")))
+    (here / "scratch").mkdir(exist_ok=True)
+    return shrinking.tables(whole, runs, 1, here / "scratch")
+
+
+PLACES = """
+[corpus.mine]
+corpus = "text:corpus.txt"
+[vocabulary]
+vocab-size = [300]
+output = "of-mine"
+[cache.mine]
+task = "span_corruption"
+cache-dir = "caches"
+[pretrain]
+preset = "t5_1_1_tiny"
+model-dir = "model"
+cache-dir = "caches"
+data.local-dir = "local"
+metrics.wandb = "project"
+[evaluate]
+step = "4"
+output = "evaluation.json"
+plot = "it.png"
+[report]
+output = "it.html"
+picture = "it.png"
+[export]
+steps = 4
+push-to = "a/b"
+output = "out"
+cache-dir = "caches"
+"""
+
+
+def test_keys_of_any_spelling_do_not_lead_out_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    tables = small_tables(tmp_path, PLACES)
+    assert tables["vocabulary"] == {"vocab_size": 300}
+    assert tables["cache.mine"] == {"task": "span_corruption"}
+    assert not {"metrics.wandb", "data.local_dir"} & tables["pretrain"].keys()
+    assert [tables[name] for name in ("evaluate", "report", "export")] == [{}, {}, {}]
+    scratch = str(tmp_path / "scratch")
+    small = recipes.of_tables(pathlib.Path("it.toml"), tables, f"{scratch}/run")
+    shrinking.check_places(small, scratch)
+    for key, place in (("output", f"{scratch}/../out"), ("cache_dir", "gs://bucket/caches")):
+        name = "export" if key == "output" else "pretrain"
+        other = {**tables, name: {**tables[name], key: place}}
+        found = recipes.of_tables(pathlib.Path("it.toml"), other, f"{scratch}/run")
+        with pytest.raises(UserError, match=rf"\[{name}\] a rehearsal would write to {place}"):
+            shrinking.check_places(found, scratch)
+
+
+def sample(here, lines, window=0, options=""):
+    """Returns the options and the rows of a sample of lines, and whether it leaves none out."""
+    (here / "corpus.txt").write_text("\n".join(lines))
+    (here / str(window)).mkdir()
+    made = samples.Samples(here / str(window), window)
+    spec = made.of("corpus.it", f"text:{here}/corpus.txt{options}", None)["corpus"]
+    path, _, given = spec.removeprefix("json:").partition("?")
+    return given, len(pathlib.Path(path).read_text().splitlines()), made.are_whole(spec)
+
+
+def test_a_sample_fills_windows_and_shows_a_whole_corpus_as_it_is(tmp_path):
+    assert sample(tmp_path, TEXTS, 1) == ("validation=0.1&id=id", 400, False)
+    _, rows, whole = sample(tmp_path, TEXTS, 626)
+    assert 1000 < rows < 2000
+    assert not whole
+    assert sample(tmp_path, TEXTS[:400], 2) == ("validation=0.01&id=id", 400, True)
+    assert sample(tmp_path, TEXTS, 3, "?validation=0") == ("validation=0.0&id=id", 400, False)
+    assert sample(tmp_path, ["a long line " * 500], 4) == ("validation=0.01&id=id", 1, False)
+
+
+def test_a_vocabulary_is_capped_unless_its_corpus_is_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = PLACES.partition("[cache.mine]")[0].replace("300", "3000")
+    for lines, size in ((TEXTS, 1000), (TEXTS[:300], [3000])):
+        (tmp_path / "corpus.txt").write_text("\n".join(lines))
+        assert small_tables(tmp_path, text)["vocabulary"]["vocab_size"] == size
+
+
+@pytest.mark.processes
+def test_sigterm_leaves_nothing_behind(tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "it.toml").write_text(PLACES.partition("[evaluate]")[0])
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "palimpsest", "run", "it.toml", "--rehearse"],
+        cwd=tmp_path, env={**rehearsals.variables(), "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    assert wait_for(lambda: list(temporary.glob("rehearsal_*/run/*")), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+    assert not os.listdir(temporary)
 
 
 WHOLE = """
