@@ -211,12 +211,6 @@ def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
         yield name, toml_flags.flat(value)
 
 
-def names_of(kind: str) -> set[str]:
-    """Returns the keys that the tables of a kind may have, without those of a runner."""
-    names = {name for each in KINDS[kind].commands for flag in _flags(each) for name in flag.names}
-    return names | {*flows.OF_RECIPE}
-
-
 def _flags(name: str) -> tuple[Any, ...]:
     return flags_of(command(COMMANDS[name]).flags)
 

@@ -237,7 +237,7 @@ def folder(source: str, target: pathlib.Path) -> None:
         inner = tree
         for each in outer:
             inner = inner.setdefault(each, {})
-        noise = random.standard_normal(facts.shape, np.float32) / 8
+        noise = random.standard_normal(facts.shape, np.float32) / 16
         inner[last] = noise + 1 if last == "scale" else noise
     tensors = names.to_tensors(tree, small, written["model_type"])
     weights.write(str(target), tensors, shard_bytes=5 * 10**9)

@@ -332,8 +332,12 @@ def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Mat
     def tied(ids: list[int], expected: list[int]) -> bool:
         if not vocabulary.is_sentencepiece:
             return False
-        score = vocabulary.processor.get_score
-        return abs(sum(map(score, ids)) - sum(map(score, expected))) < _TIE
+        model = vocabulary.processor
+
+        def score(ids: list[int]) -> float:
+            return sum(model.get_score(each) for each in ids if each < model.get_piece_size())
+
+        return abs(score(ids) - score(expected)) < _TIE
 
     ties = [tied(ids, expected) for _, ids, expected in different]
     ordered = [different[place][0] for place in np.argsort(ties, kind="stable")]

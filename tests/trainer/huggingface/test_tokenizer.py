@@ -256,6 +256,10 @@ def test_sentinels_that_the_model_lacks_are_added_and_others_rejected(tmp_path, 
     assert bare.size == words.size
     theirs = load(tmp_path, bare)
     assert tokenizer.compare(theirs, bare, ["the text <code> of"]).different == []
+    # Only transformers reads a sentinel that follows the model's own pieces.
+    spelled = "the text <extra_id_0> of"
+    match = tokenizer.compare(theirs, bare, [spelled])
+    assert (match.different, match.ties) == ([spelled], 0)
     theirs = load(tmp_path, words)
     longer = vocabulary.from_bytes(add_sentinels(without_sentinels(words.model), 101))
     with pytest.raises(UserError, match="the tokenizer gives <extra_id_0> the ids"):
