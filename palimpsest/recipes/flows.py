@@ -198,7 +198,10 @@ class Flowing:
             found["vocabulary"] = ("{vocabulary}",)
         if "dedup" in self.given and found.get("corpus"):
             if "," in self.folder:
-                raise UserError(f"{self.folder} has a comma, which divides exclude lists")
+                raise UserError(
+                    f"the folder {self.folder} has a comma, which divides exclude lists: choose "
+                    "another --folder"
+                )
             found["exclude"] = ("{dedup}/exclude.arrow",)
         name = typed.get("name", (of if own else "",))[0]
         if row_tokens := self._row_tokens(own_task(task, name), typed):

@@ -1,6 +1,5 @@
 """Loads an exported folder with transformers alone, as its readers will."""
 
-import os
 import pathlib
 from typing import Any
 
@@ -10,7 +9,6 @@ def problem(folder: str) -> str | None:
 
     Raises what transformers does for a folder that it cannot read, or a tokenizer.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
     theirs: Any = transformers

@@ -37,10 +37,6 @@ def checked(recipe: Recipe) -> dict[str, Config | None]:
     found: dict[str, Config | None] = {}
     for stage in recipe.stages:
         with _of(stage):
-            if stage.kind == "dedup" and "," in recipe.folder:
-                raise UserError(
-                    f"--folder={recipe.folder}: commas separate exclude lists: choose another"
-                )
             if "runner" in stage.flags:
                 _check_runner(stage)
             if stage.kind == "cache":

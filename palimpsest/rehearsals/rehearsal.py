@@ -84,9 +84,16 @@ def _terminable() -> Iterator[None]:
 
 
 def _printed(program: str, *words: str) -> str:
-    """Returns what a program prints; raises UserError with its last line if it fails."""
+    """Returns what a program prints, without the Hub.
+
+    Raises UserError with its last line if it fails.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *words],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise UserError((done.stderr.splitlines() or ["a process ended without a word"])[-1])

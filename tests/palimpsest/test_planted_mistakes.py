@@ -193,11 +193,6 @@ def test_a_folder_that_cannot_be_written_is_named(here, capsys):
     assert_one_line(code, errors, "out/mine", "cannot be written", "--folder")
 
 
-def test_a_folder_with_a_comma_is_refused_beside_exclude_lists(here, capsys):
-    code, errors = refused(here, BASE + "[dedup]\n", capsys, "--folder=a,b")
-    assert_one_line(code, errors, "[dedup]", "--folder=a,b", "comma")
-
-
 def test_an_export_that_is_there_is_named(here, capsys):
     (here / "taken").mkdir()
     code, errors = refused(here, EXPORT + 'output = "taken"\n', capsys)

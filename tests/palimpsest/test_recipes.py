@@ -151,7 +151,7 @@ def test_show_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsys):
         (
             "[recipe]\nfolder = 'a,b'\n[corpus.a]\ncorpus = 'text:a'\n[dedup]\n"
             "[cache.a]\ntask = 'lm'\nvocabulary = 'bytes'",
-            "a,b has a comma",
+            "the folder a,b has a comma",
         ),
         ("[recipe]\nfolder = '/'\n[vocabulary]", "name a folder of its own"),
         ("[recipe]\ntitle = 3\n[vocabulary]", "title = 3: it must be a text"),
