@@ -5,8 +5,7 @@ python -m trainer.pretrain --preset=t5_1_1_small --task=rlm_span_corruption \\
 python -m trainer.pretrain --gin_file=FILE [--gin_search_paths=DIR,DIR] [--gin.NAME=VALUE] \\
         --cache_dir=DIR
 
-`palimpsest pretrain` also takes --corpus and the flags of `palimpsest build`: it then builds the
-cache, and trains while it is being built.
+`palimpsest pretrain --corpus=SPEC …` also builds the cache, and trains meanwhile.
 """
 
 from typing import Any
