@@ -4,8 +4,7 @@ python -m trainer.pretrain --preset=t5_1_1_small --task=rlm_span_corruption \\
         --cache_dir=DIR --model_dir=DIR [--train_steps=N] [--field.path=value]
 python -m trainer.pretrain --gin_file=FILE [--gin_search_paths=DIR,DIR] [--gin.NAME=VALUE] \\
         --cache_dir=DIR
-
-`palimpsest pretrain --corpus=SPEC …` also builds the cache, and trains meanwhile.
+palimpsest pretrain --corpus=SPEC … also builds the cache, and trains meanwhile
 """
 
 from typing import Any
