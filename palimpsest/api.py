@@ -98,7 +98,7 @@ def train_vocabulary(config: "TrainFlags | None" = None, /, **flags: Any) -> "Vo
 
 
 def build(config: "Options | None" = None, /, **flags: Any) -> "Cache":
-    """Returns the cache that `palimpsest build` writes, or those of several languages.
+    """Returns the cache that `palimpsest build` writes, or the caches of several languages.
 
     `config` is a `pipeline.building.options.Options`. Worker processes do not run the caller's
     script. For `dry_run` and `part`, which leave no finished cache, use `call`.
@@ -138,7 +138,7 @@ class Vocabulary:
 
     @property
     def folder(self) -> str:
-        """What was given, or its absolute path once Python's current folder is another."""
+        """The vocabulary as given, or its absolute path once the current folder is another."""
         given = self._place.given
         is_name = self._loaded.name == given and not given.endswith((".model", ".json"))
         return given if is_name else os.fspath(self._place)
@@ -202,8 +202,8 @@ class Cache:
     def examples(self, count: int = 5, **flags: Any) -> "DataFrame":
         """Returns windows drawn from each cache, with the example that the task makes of each.
 
-        Columns: task, documents (their ids), text, inputs and targets, as text with sentinels. The
-        flags are those of `palimpsest inspect`, such as `split`, `inputs`, `targets` and `index`.
+        Columns: task, documents (their ids), text, inputs and targets, as text with sentinels.
+        Takes the flags of `palimpsest inspect`, such as `split`, `inputs`, `targets` and `index`.
         """
         from pipeline import inspect
 
@@ -271,7 +271,7 @@ class Model:
     def evaluate(self, config: "EvaluateFlags | None" = None, /, **flags: Any) -> "DataFrame":
         """Returns the metrics of checkpoints on a whole split, by step and split.
 
-        The flags are those of `palimpsest evaluate`, such as `steps="all"`.
+        Takes the flags of `palimpsest evaluate`, such as `steps="all"`.
         """
         from trainer import evaluate
 
@@ -290,7 +290,7 @@ class Model:
     def fill(self, text: str, **flags: Any) -> str:
         """Returns a text with the model's words in its gaps, such as `<extra_id_0>`, in brackets.
 
-        With `num_return_sequences` there are several, one per line. The flags are those of
+        With `num_return_sequences` there are several, one per line. Takes the flags of
         `palimpsest fill`.
         """
         from trainer import fill
@@ -302,7 +302,7 @@ class Model:
     def generate(self, prompts: str | Iterable[str], **flags: Any) -> "DataFrame":
         """Returns a row per result: prompt, text, ids, score (log probability), ended (by EOS).
 
-        The flags are those of `palimpsest generate`, such as `max_new_tokens`.
+        Takes the flags of `palimpsest generate`, such as `max_new_tokens`.
         """
         from trainer.trained.prompts import results
 
@@ -319,7 +319,7 @@ class Model:
         return frame(rows, columns=("prompt", "text", "ids", "score", "ended"))
 
     def examples(self, step: int, row: int | None = None) -> "DataFrame":
-        """Returns the examples of a batch, that of the update `step`, from 1; or those of one row.
+        """Returns the examples of the batch of update `step`, counted from 1, or of one row of it.
 
         Columns: documents (their ids), text, inputs and targets, as text with sentinels.
         """
@@ -337,7 +337,7 @@ class Model:
     def export(self, output: StrPath, **flags: Any) -> str:
         """Returns the folder `output`, with the model for Hugging Face transformers.
 
-        The flags are those of `palimpsest export`. Raises UserError if transformers computes other
+        Takes the flags of `palimpsest export`. Raises UserError if transformers computes other
         results.
         """
         if call("export", **self._named({"output": output, **flags})):

@@ -1,1 +1,1 @@
-"""What the functions of `palimpsest.api` take and return: documents, places, data frames."""
+"""Arguments and results of the functions of `palimpsest.api`: documents, places, data frames."""

@@ -20,7 +20,7 @@ class Place:
 
     @property
     def moved(self) -> bool:
-        """Whether the given path now leads elsewhere."""
+        """True if the given path now leads elsewhere."""
         return _absolute(self.given) != self._absolute
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palimpsest.recipes import lock
+from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
 from tasks.storage import files
 from tasks.terminal.table import table
 
 FILE = "RECIPE.md"
-_RUNS = ("pretrain", "finetune")
 # How many characters of a hash tell it from others.
 _SHORT = 12
 
@@ -65,7 +65,7 @@ def _cache(name: str, corpus: str, made: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _training(done: Sequence[tuple[Stage, Product]]) -> Iterator[str]:
-    rows = [_run(stage, made) for stage, made in done if stage.kind in _RUNS]
+    rows = [_run(stage, made) for stage, made in done if stage.kind in RUNS]
     if rows:
         header = ("run", "updates", "hours", "hardware", "checkpoint's sha256")
         yield table(header, rows, markdown=True)

@@ -51,7 +51,9 @@ MAY_BE_NAMED = _READS_MODEL = ("evaluate", "report", "export")
 PARTIAL = ("dry_run", "json", "part")
 # Kinds whose stages read the corpora of the recipe.
 READ_CORPORA = ("dedup", "vocabulary", "cache")
-_MODEL = "pretrain"
+# Kinds whose stages train.
+RUNS = ("pretrain", "finetune")
+_MODEL = RUNS[0]
 
 
 def order(names: Iterable[str]) -> list[str]:
@@ -88,7 +90,7 @@ class Flowing:
         kind, _, of = name.partition(".")
         flowing = getattr(self, f"_{kind}")(of, typed)
         found = {flag: texts for flag, texts in {**flowing, **typed}.items() if any(texts)}
-        if kind in ("pretrain", "finetune"):
+        if kind in RUNS:
             read = [each.partition("=")[0] for each in found.get("task", ("",))[0].split(",")]
             needs += [f"cache.{each}" for each in self._caches() if self._task_of(each) in read]
         inside = (*within, name)
@@ -109,7 +111,7 @@ class Flowing:
         if kind == "cache":
             task = own_task(one("task"), flags.get("name", ("",))[0])
             return files.join(one("cache_dir"), task)
-        if kind in ("pretrain", "finetune") or (kind == "evaluate" and "output" not in flags):
+        if kind in RUNS or (kind == "evaluate" and "output" not in flags):
             within = ["evaluation.json"] * (kind == "evaluate")
             return files.join(one("model_dir"), *within)
         if kind in _READS_MODEL:

@@ -48,14 +48,14 @@ def write(recipe: Recipe, made: Mapping[str, Product | None]) -> None:
 
     What it says of others stays, as long as it holds for their flags and for what they need.
     """
+    ours, before = _given(recipe), _before(recipe)
     stages = {
         name: {**given, "made": made[name]}
-        for name, given in _given(recipe).items()
+        for name, given in ours.items()
         if made[name] is not None
     }
-    before = _before(recipe)
     for stage in recipe.stages:
-        old, given = before.get(stage.name), _given(recipe)[stage.name]
+        old, given = before.get(stage.name), ours[stage.name]
         if not old or not old.items() >= given.items():
             continue
         if all(stages.get(each) == before.get(each) for each in stage.needs):

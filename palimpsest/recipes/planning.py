@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from palimpsest.recipes import records
+from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.recipe import Recipe, Stage
 from palimpsest.recipes.running import told
 from tasks.reading import languages, sources
@@ -73,7 +74,7 @@ def _planned(
             )
             return Planned(*counts)
         return _of_build(stage, [name for name in stage.needs if states[name].made is None])
-    if stage.kind in ("pretrain", "finetune"):
+    if stage.kind in RUNS:
         if states[stage.name].word == records.FINISHED:
             return Planned()
         if topology is None:

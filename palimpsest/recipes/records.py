@@ -8,6 +8,7 @@ from typing import Any
 
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes import inputs
+from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.products import Product, places, product
 from palimpsest.recipes.recipe import ANY_FOLDER, Recipe, Stage
 from tasks.storage import files, store
@@ -97,7 +98,7 @@ def _texts(texts: tuple[str, ...] | None) -> str:
 
 def _goes_on(stage: Stage, name: str, old: _Value, new: _Value) -> bool:
     """Returns whether a stage that has begun goes on when this flag changes."""
-    if stage.kind not in ("pretrain", "finetune"):
+    if stage.kind not in RUNS:
         return False
     from trainer.config import resuming
 

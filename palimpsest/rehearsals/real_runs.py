@@ -11,6 +11,7 @@ from typing import Any
 
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes import planning, records
+from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.recipe import Recipe, Stage
 from tasks import registry
 from tasks.metrics import metric
@@ -36,12 +37,12 @@ def checked(recipe: Recipe) -> dict[str, Config | None]:
     """
     found: dict[str, Config | None] = {}
     for stage in recipe.stages:
-        with _of(stage):
+        with named(stage):
             if "runner" in stage.flags:
                 _check_runner(stage)
             if stage.kind == "cache":
                 _check_task(stage)
-            if stage.kind in ("pretrain", "finetune"):
+            if stage.kind in RUNS:
                 found[stage.name] = _checked(recipe, stage)
             for flag in {"step", "steps"} & stage.flags.keys():
                 for config in map(found.get, stage.needs):
@@ -55,7 +56,8 @@ def checked(recipe: Recipe) -> dict[str, Config | None]:
 
 
 @contextlib.contextmanager
-def _of(stage: Stage) -> Iterator[None]:
+def named(stage: Stage) -> Iterator[None]:
+    """Names a stage in the errors of a block."""
     try:
         yield
     except UserError as error:

@@ -20,8 +20,9 @@ import uuid
 from collections.abc import Iterator
 from typing import NoReturn
 
-from palimpsest.recipes import planning
+from palimpsest.recipes import planning, records
 from palimpsest.recipes import recipe as recipes
+from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.recipe import Recipe, Stage
 from palimpsest.recipes.running import told
 from palimpsest.rehearsals import real_runs, shrinking
@@ -29,7 +30,6 @@ from palimpsest.rehearsals.shrinking import UPDATES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_RUNS = ("pretrain", "finetune")
 # Programs of processes of their own: JAX holds the devices that it counts, transformers its memory.
 _COUNT = "import jax; print(jax.device_count())"
 _LOAD = "import sys, palimpsest.rehearsals.exported as it; sys.exit(it.problem(sys.argv[1]))"
@@ -51,7 +51,7 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
             devices = int(_printed(_COUNT).split()[-1]) if runs else 1
             tables = shrinking.tables(whole, runs, devices, pathlib.Path(scratch))
         for stage in recipe.stages if topology else ():
-            if stage.kind in _RUNS:
+            if stage.kind in RUNS:
                 with _timed(f"{stage.name}: planned on {topology}"):
                     planning.of_run(recipe, stage, str(topology))
         small = recipes.of_tables(recipe.path, tables, files.join(scratch, "run"))
@@ -102,7 +102,7 @@ def _printed(program: str, *words: str) -> str:
 
 def _rehearse(stage: Stage) -> None:
     """Runs a small stage: a run with a stop in the middle, an export up to its loading."""
-    if stage.kind in _RUNS:
+    if stage.kind in RUNS:
         half = {**stage.flags, "train_steps": (str(UPDATES // 2),)}
         with _timed(f"{stage.name}: {UPDATES // 2} updates"):
             told(stage, dataclasses.replace(stage, flags=half).line)
@@ -114,17 +114,15 @@ def _rehearse(stage: Stage) -> None:
 
 
 def _load(stage: Stage) -> None:
-    try:
+    with real_runs.named(stage):
         _printed(_LOAD, stage.output)
-    except UserError as error:
-        raise UserError(f"[{stage.name}] {error}") from error
 
 
 def _places(recipe: Recipe) -> Iterator[str]:
     """Yields the folders in which the recipe's stages make theirs."""
     yield recipe.folder
     for stage in recipe.stages:
-        if not stage.output.startswith(f"{recipe.folder}/"):
+        if not records.is_inside(stage.output, recipe.folder):
             yield stage.output.rpartition("/")[0] or "."
 
 

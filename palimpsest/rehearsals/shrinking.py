@@ -11,6 +11,7 @@ from typing import Any
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes import flows
 from palimpsest.recipes import recipe as recipes
+from palimpsest.recipes.flows import RUNS
 from palimpsest.rehearsals.samples import Samples
 from tasks import registry
 from tasks.storage import files
@@ -111,7 +112,7 @@ def tables(
             if not sampled.are_whole(texts):  # else it shows how many pieces there are
                 size = as_text(flat.get("vocab_size", _PIECES))
                 flat["vocab_size"] = min(known["vocab_size"].parsed("vocab_size", size), _PIECES)
-        if kind in ("pretrain", "finetune"):
+        if kind in RUNS:
             flat["batch_size"] = _rows(runs[name], devices)
             if "vocabulary" in whole:  # its size was compared with the model's
                 flat.pop("model.vocab_size", None)

@@ -1,4 +1,4 @@
-"""What the recipes of the tree read: data sets for a local Hub, and folders of this machine."""
+"""Inputs of the recipes of the tree: data sets for a local Hub, and folders of this machine."""
 
 import contextlib
 import json
