@@ -74,7 +74,7 @@ def data_of(folder, task, *more, preset="t5_1_1_tiny"):
         (SPANS, ("--data.shuffle=block", "--data.block_bytes=1000000")),
         (PAIRS, ()),
         (PAIRS, ("--data.pack_examples=true",)),
-        (f"{SPANS}=0.5,{PAIRS}=0.5", ("--lengths.inputs=256", "--lengths.targets=64")),
+        (f"{SPANS}=0.5,{PAIRS}=0.5", ("--lengths.inputs=256", "--lengths.targets=80")),
     ],
     ids=str,
 )

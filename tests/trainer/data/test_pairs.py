@@ -78,7 +78,7 @@ def test_inputs_may_end_without_eos(pairs_and_text):
 
 
 def test_a_mixture_with_denoising_keeps_its_rates_and_hosts_share_it(pairs_and_text):
-    longer = "--lengths.inputs=256", "--lengths.targets=64"
+    longer = "--lengths.inputs=256", "--lengths.targets=80"
     data = run_of(pairs_and_text, f"{SPANS}=0.75,{PAIRS}=0.25", *longer).data
     whole = data.batches()
     shares = np.bincount(np.concatenate([whole.places(step).sources for step in range(50)]))
