@@ -16,6 +16,8 @@ from tasks.terminal.table import table
 # Flags of a build that depend on stages that have not run, and what replaces them.
 _OF_OTHERS = ("exclude", "extra_ids")
 _SENTINELS = {"extra_ids": ("100",)}
+# What every message about a Hub or a store says that does not answer: the rest is planned.
+_UNREACHABLE = "cannot be reached"
 _START, _GIN = "init_from", ("gin_file", "gin_search_paths", "gin_param")
 # A run that has none of these takes the model of what it starts from.
 _MODELS = {"preset", "gin_file", _START}
@@ -102,9 +104,9 @@ def _of_build(stage: Stage, missing: Sequence[str]) -> Planned:
         words = (blind if missing else stage).line
         lines = told(stage, [*words, "--dry_run", "--json"]).splitlines()
     except UserError as error:
-        if not missing:
+        if not missing and _UNREACHABLE not in str(error):
             raise
-        return Planned(note=_not_read(error))
+        return Planned(note=_not_read(error).replace(f"[{stage.name}] ", ""))
     found = [json.loads(line) for line in lines if line.startswith("{")]
     counts = [of_split for each in found for of_split in each["counts"].values()]
     documents = sum(each["documents"] for each in counts)

@@ -294,6 +294,18 @@ def test_a_plan_knows_what_is_finished_and_what_is_left(small):
     assert_one_line(*_refused(small, "--plan", "--redo"), "leave out --redo")
 
 
+def test_a_plan_goes_on_without_the_hub_but_not_with_a_mistake(small, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "1")
+    stage = '[cache.far]\ntask = "lm"\ncorpus = "{}"\nvocabulary = "bytes"\n'
+    small.write_text(stage.format("hf:somebody/texts"))
+    planned = ran(small, "--plan")
+    assert planned.returncode == 0, planned.stderr
+    assert "not read: the Hugging Face Hub cannot be reached" in planned.stdout
+    small.write_text(stage.format("text:nowhere.txt"))
+    assert_one_line(*_refused(small, "--plan"), "[cache.far]", "nowhere.txt")
+
+
 def test_parts_of_a_recipe(small):
     assert_one_line(*_refused(small, "--only=cache.mine"), "needs vocabulary", "not finished")
     assert ran(small, "--until=vocabulary").returncode == 0

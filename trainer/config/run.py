@@ -185,7 +185,7 @@ class Config:
     train_steps: int = field(
         10_000,
         "total number of updates; 1 or more",
-        rule=at_least(1),
+        rule=Rule("1 to 2**31 - 1", lambda steps: 1 <= steps < 2**31),  # JAX counts in int32
         changes="nothing",
         often="updates to train for",
     )

@@ -82,6 +82,8 @@ def test_flags_set_typed_fields_and_their_origin():
         ("--profile_steps=20:10", "as 10:20"),
         ("--profile_steps=9:1000001", "the last of train_steps"),
         ("--checkpoint.best_metric=los", "'loss', 'perplexity'"),
+        ("--train_steps=0", r"1 to 2\*\*31 - 1"),
+        ("--train_steps=2147483648", r"1 to 2\*\*31 - 1"),
         ("--checkpoint.keep=0", "1 or more"),
         ("--evaluation.every_steps=-1", "0 or more"),
         ("--metrics.every_steps=0", "1 or more"),
