@@ -70,7 +70,7 @@ def write_corpus(
     and a file there is replaced. `validation` is the share of texts that is held out, from 0 to
     less than 1. Raises UserError unless there are texts alone or pairs alone.
     """
-    place = os.fspath(path)
+    place = Place(path).given
     share = documents.check_share(validation)
     documents.check_name(place)
     lines = documents.Lines(documents.several(texts, "texts"), place)
@@ -168,7 +168,7 @@ class Cache:
     """The finished cache of `task` under `cache_dir`, or the caches of its languages."""
 
     def __init__(self, cache_dir: StrPath, task: str):
-        self._place, self.task = Place(cache_dir), task
+        self._place, self.task = Place(cache_dir), checked(task, "task")
         tasks = language_set.tasks_of(self.cache_dir, task, ()) or [task]
         self._opened = {
             each: cache.Cache.open(cache.find_cache(self.cache_dir, each)) for each in tasks
@@ -364,7 +364,7 @@ class Model:
 
 def _run(name: str, config: Any, flags: Mapping[str, Any]) -> tuple[int, Any]:
     """Runs a command; returns (its exit code, its flags)."""
-    if name not in COMMANDS:
+    if checked(name, "command") not in COMMANDS:
         raise UserError(f"unknown command {name}{nearest(name, COMMANDS)}")
     main, typed = command(COMMANDS[name]), _typed(name, config, flags)
     code = main.call(typed) or 0

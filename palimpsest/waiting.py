@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,8 @@ def waited(*processes: subprocess.Popen[Any]) -> int:
     """Waits for all processes; returns the exit code of the first that fails, or 0.
 
     When one fails, the others get SIGTERM. Ctrl-C reaches all of them by itself, and SIGTERM is
-    passed on; this process waits for their end.
+    passed on, unless this is called in a thread other than the main one, which gets no signals;
+    this process waits for their end.
     """
     code, running = 0, list(processes)
     with _passed_on(running):
@@ -34,6 +36,10 @@ def waited(*processes: subprocess.Popen[Any]) -> int:
 
 @contextlib.contextmanager
 def _passed_on(running: list[subprocess.Popen[Any]]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
     def terminate(*_: object) -> None:
         for process in running:
             process.terminate()

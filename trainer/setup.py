@@ -38,6 +38,9 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
     for name in ("task", "model_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is missing")
+    if {*"[]"} & {*config.model_dir}:
+        # Orbax takes them for a pattern when it gathers the files of a checkpoint.
+        raise UserError(f"--model_dir={config.model_dir}: checkpoints need a path without [ and ]")
     if config.reads_seqio:
         return _prepare_seqio(config, origins)
     return _prepare_caches(config, origins, training)

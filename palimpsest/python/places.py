@@ -3,6 +3,8 @@
 import os
 
 from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.terminal.texts import shown
 
 
 class Place:
@@ -12,6 +14,8 @@ class Place:
     """
 
     def __init__(self, given: str | os.PathLike[str]):
+        if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+            raise UserError(f"{shown(given)}: it must be the path of a file or a folder")
         self.given = os.fspath(given)
         self._absolute = _absolute(self.given)
 

@@ -74,12 +74,12 @@ def model_card(
     config, rows = run.config, _evaluation(run.config.model_dir, step)
     facts = {**facts, "datasets": facts.get("datasets") or _hub_data_sets(run.data)}
     lines = [
-        *_head(config.model, facts),
+        *_head(config.model, facts, "fine-tuning" if _learns_pairs(run) else "pretraining"),
         f"# {folder}",
         "",
-        f"{config.preset}, pretrained with Palimpsest and not fine-tuned.",
+        _origin(run),
         "",
-        *(_example(config.model, folder, custom_code) if match else []),
+        *(_example(config.model, folder, custom_code, _learns_pairs(run)) if match else []),
         "",
         "## Training",
         "",
@@ -96,6 +96,23 @@ def model_card(
         _ids_compared(match),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _origin(run: Run) -> str:
+    """Returns what the run trained, and from which parameters."""
+    config, on = run.config, ""
+    if _learns_pairs(run):
+        on = " on pairs of inputs and targets"
+    if config.init_from is None:
+        after = "" if on else " and not fine-tuned"
+        return f"{config.preset}, pretrained with Palimpsest{on}{after}."
+    return f"Trained with Palimpsest{on}, starting from the parameters of {config.init_from}."
+
+
+def _learns_pairs(run: Run) -> bool:
+    return isinstance(run.data, CachedData) and any(
+        each.manifest.plan.pairs is not None for each in run.data.tasks
+    )
 
 
 def _ids_compared(match: Match | None) -> str:
@@ -129,20 +146,24 @@ def converted_card(
     return "\n".join(lines) + "\n"
 
 
-def _head(model: ModelConfig, facts: Mapping[str, Any]) -> list[str]:
+def _head(model: ModelConfig, facts: Mapping[str, Any], tag: str = "pretraining") -> list[str]:
     """Returns the card's YAML header; JSON values are valid YAML."""
     found = {
         "library_name": "transformers",
         "pipeline_tag": _PIPELINES[model.architecture],
-        "tags": ["pretraining", "palimpsest"],
+        "tags": [tag, "palimpsest"],
         **facts,
     }
     lines = [f"{name}: {json.dumps(value)}" for name, value in found.items() if value]
     return ["---", *lines, "---", ""]
 
 
-def _example(model: ModelConfig, folder: str, custom_code: bool) -> list[str]:
+def _example(
+    model: ModelConfig, folder: str, custom_code: bool, pairs: bool = False
+) -> list[str]:
     kind, example = _USE[model.architecture]
+    if pairs:
+        example = _GENERATE.format("s of an input")
     trusted = ", trust_remote_code=True" if custom_code else ""
     return [
         "```python",
