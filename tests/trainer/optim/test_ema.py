@@ -7,7 +7,9 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tasks.terminal.command_line import UserError
@@ -15,9 +17,10 @@ from tests.support import eight_devices
 from tests.support.trees import assert_close, assert_equal
 from tests.trainer.engine.test_sharding import SCANNED, batch_of, bytes_held, program_of, specs
 from trainer.config import config_changes
+from trainer.config.averages import AveragesConfig
 from trainer.engine.sharding import put_batch
 from trainer.model.paths import named
-from trainer.optim.ema import is_of_average
+from trainer.optim.ema import average_in, is_of_average, with_average
 
 DECAY, START = 0.8, 2
 EMA = (f"--averages.ema_decay={DECAY}",)
@@ -83,6 +86,18 @@ def test_the_average_is_that_of_the_formula(flags):
     # What does not learn is the parameters', to the bit.
     for name in history[-1].keys() - of_average.keys():
         np.testing.assert_array_equal(averaged(program, state)[name], history[0][name])
+
+
+def test_up_to_its_first_update_the_average_is_the_parameters_to_the_bit():
+    optimizer = with_average(optax.chain(optax.identity()), AveragesConfig(0.999, START))
+    rng = np.random.default_rng(0)
+    params = jnp.zeros(1000)
+    state = optimizer.init(params)
+    for step in range(1, START + 4):
+        updates = jnp.float32(rng.normal(size=1000) * 10.0 ** rng.integers(-6, 6, 1000))
+        updates, state = optimizer.update(updates, state, params)
+        params = optax.apply_updates(params, updates)
+        assert np.array_equal(average_in(state), params) == (step <= START + 1)
 
 
 def test_updates_are_those_of_a_run_without_an_average():
