@@ -12,13 +12,14 @@ from tests.trainer.conftest import assert_one_line, ended
 from trainer import evaluate, export
 from trainer.checkpoints import averages
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.config.decoding import Decoding, TrainedFlags
 from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.huggingface import load
 from trainer.model.layers import unstack_layers
 from trainer.setup import prepare
 from trainer.starting import init_from
-from trainer.trained import trained_run
+from trainer.trained import prompts, trained_run
 
 pytestmark = pytest.mark.processes
 
@@ -109,12 +110,10 @@ def test_an_export_has_the_average(kept, tmp_path, average):
 
 
 def test_texts_are_generated_by_the_average(kept):
-    run, _, checkpoints = opened(kept)
-    checkpoints.close()
-    vocabulary = trained_run.vocabulary_of(run, None)
-    step, found = trained_run.restore(run, None, vocabulary, "last:2")
-    assert step == STEPS
-    assert_equal(found, parameters(kept, "last:2"))
+    flags = TrainedFlags(model_dir=str(kept), step=3, average="last:2")
+    generator = prompts.generator_of(flags, Decoding())
+    assert generator.step == 3
+    assert_equal(generator._params, parameters(kept, "last:2", step=3))
 
 
 def test_mistakes_are_one_line(kept, text_cache, tmp_path, capsys):
