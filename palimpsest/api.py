@@ -356,7 +356,7 @@ class Model:
 
         decoding = flags.decoding  # type: ignore[attr-defined]
         steps = tuple(files.list_names(self.model_dir))
-        key = (flags.step, flags.vocabulary, flags.cache_dir, decoding, steps)
+        key = (flags.step, flags.average, flags.vocabulary, flags.cache_dir, decoding, steps)
         if self._generator is None or self._generator[0] != key:
             self._generator = key, prompts.generator_of(flags, decoding)
         return self._generator[1]

@@ -11,6 +11,7 @@ import sys
 
 from tasks.terminal.command import Command
 from tasks.terminal.fields import REQUIRED, field
+from trainer.config import averages
 
 _EXIT_NOT_EQUAL = 1
 
@@ -34,6 +35,7 @@ class Flags:
     model_dir: str = field(REQUIRED, "folder of the run, local or remote", bare=True)
     output: str = field(REQUIRED, "local folder to write, which must not exist")
     step: int | None = field(None, "step of the checkpoint; None: the newest", aliases=("steps",))
+    average: str | None = field(None, **averages.OF_COMMANDS)
     max_shard_size: str = field("5GB", "largest size of a weights file, such as 5GB")
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
     cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
@@ -56,7 +58,9 @@ def run(flags: Flags) -> int:
 
     if flags.push_to:
         exporting.check_push(flags.push_to)
-        made = exporting.is_made(flags.model_dir, flags.output, flags.step, flags.vocabulary)
+        made = exporting.is_made(
+            flags.model_dir, flags.output, flags.step, flags.vocabulary, flags.average
+        )
         if made is not None:
             print(f"{flags.output}: step {made:,} is there already")
             exporting.push(flags.push_to, flags.model_dir, made, flags.output)
@@ -66,6 +70,7 @@ def run(flags: Flags) -> int:
             flags.model_dir,
             flags.output,
             flags.step,
+            average=flags.average,
             cache_dir=flags.cache_dir,
             vocabulary_path=flags.vocabulary,
             max_shard_size=flags.max_shard_size,

@@ -148,7 +148,7 @@ class _Evaluate:
         # An evaluation may take longer than the time between SIGTERM and SIGKILL.
         results = None
         if not stop:
-            results = stop.agreed(lambda: evaluation(state.params, step, stop.asked))
+            results = stop.agreed(lambda: evaluation(state, step, stop.asked))
         self.owed = results is None
         if results is not None:
             self._reports.evaluations(step, results)

@@ -150,6 +150,7 @@ def above(bound: float) -> Rule:
 
 SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
+INSIDE_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
 SHARE = Rule("from 0 to 1", lambda value: 0 <= value <= 1)
 
 

@@ -17,6 +17,7 @@ from trainer.config import (
     CheckpointConfig,
     PlateauConfig,
     StoppingConfig,
+    averages,
 )
 
 _BEST = "--checkpoint.best_metric"
@@ -147,11 +148,14 @@ class Watch:
 
 
 def flattened(results: Results) -> dict[str, float]:
-    """Returns metrics over all rows by name, and metrics of a mixture's tasks as TASK/METRIC."""
+    """Returns metrics over all rows by name, and metrics of a mixture's tasks as TASK/METRIC.
+
+    Metrics of an average, under SPLIT.AVERAGE, follow its name, as in ema/METRIC.
+    """
     flat: dict[str, float] = {}
     for split, values in results.items():
-        task = split.partition("/")[2]
-        flat |= {f"{task}/{name}" if task else name: value for name, value in values.items()}
+        within = "".join(f"{part}/" for part in averages.parts_of(split))
+        flat |= {within + metric: value for metric, value in values.items()}
     return flat
 
 

@@ -18,6 +18,7 @@ from tasks.terminal.fields import (
     require,
 )
 from tasks.vocabulary import EOS_ID
+from trainer.config import averages
 
 GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
 METHODS = (GREEDY, BEAM, SAMPLE)
@@ -36,6 +37,7 @@ class TrainedFlags:
 
     model_dir: str = field(REQUIRED, "folder of the run, local or remote")
     step: int | None = field(None, "step of the checkpoint; None: the newest", aliases=("steps",))
+    average: str | None = field(None, **averages.OF_COMMANDS)
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
     cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
     task_module: str | None = field(None, "Python module that registers a vocabulary class")

@@ -8,16 +8,17 @@ from typing import Any
 from tasks.metrics.metric import METRICS, values_of
 from tasks.terminal.fields import (
     BELOW_ONE,
+    INSIDE_ONE,
     REQUIRED,
     Checked,
     ReadIf,
-    Rule,
     at_least,
     check,
     field,
     one_of,
     require,
 )
+from trainer.config import averages
 from trainer.config.data import ON_CACHES
 from trainer.config.decoding import Decoding
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
@@ -33,13 +34,13 @@ LOWER_IS_BETTER = {
     **{"probe_perplexity": True, "probe_accuracy": False},
 }
 _WATCHED = (
-    f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, and TASK/METRIC for one "
-    "task; min:METRIC or max:METRIC says which direction is better if the metric does not"
+    f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, TASK/METRIC for one "
+    "task, with ema/ before them those of averages.ema_decay; min:METRIC or max:METRIC says which "
+    "direction is better if the metric does not"
 )
 # Value of evaluation.metrics that stands for the task's own metrics.
 TASK_METRICS = "task"
 _MIN_DELTA = "smallest change from the best value that counts as an improvement"
-_BELOW_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +179,7 @@ class PlateauConfig(Checked):
     )
     min_delta: float = field(0.0, _MIN_DELTA, rule=at_least(0))
     factor: float = field(
-        0.5, "factor that each drop applies to the schedule, above 0 and below 1", rule=_BELOW_ONE
+        0.5, "factor that each drop applies to the schedule, above 0 and below 1", rule=INSIDE_ONE
     )
     minimum_share: float = field(
         0.01, "lower limit on the product of drops, in [0, 1)", rule=BELOW_ONE
@@ -196,6 +197,7 @@ class EvaluateFlags:
         joined=",",
         aliases=("step", "checkpoints"),
     )
+    average: str | None = field(None, **averages.OF_COMMANDS)
     split: str = field("validation", "split of the cache to evaluate on")
     output: str | None = field(
         None,

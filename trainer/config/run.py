@@ -24,6 +24,7 @@ from tasks.terminal.fields import (
     require,
 )
 from trainer.config import fields
+from trainer.config.averages import AveragesConfig, check_averages
 from trainer.config.data import (
     ON_CACHES,
     DataConfig,
@@ -292,6 +293,7 @@ class Config:
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
+    averages: AveragesConfig = field(AveragesConfig, "An average of the parameters")
     lora: LoraConfig = field(LoraConfig, "LoRA: low-rank additions, trained instead of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
@@ -314,6 +316,7 @@ class Config:
                 name = f"Config.init_from_vocabulary.{name}"
                 raise Unread(name, value, None, "without --init_from")
         check_pattern("Config.trainable", self.trainable)
+        check_averages(self)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"
         inside = self.profiled.stop <= self.train_steps + 1

@@ -65,13 +65,16 @@ def model_card(
     match: Match | None,
     custom_code: bool,
     facts: Mapping[str, Any],
+    average: str | None = None,
 ) -> str:
     """Returns an exported model's README.md, whose example calls the model `folder`.
 
     `match` is None if the vocabulary is a class in --task_module. `custom_code` is True if loading
-    the model runs code from its folder. `facts` come from the user, under the Hub's names.
+    the model runs code from its folder. `facts` come from the user, under the Hub's names;
+    `average` is the command's flag.
     """
     config, rows = run.config, _evaluation(run.config.model_dir, step)
+    training = [*_training(run, step), *([("average of parameters", average)] if average else [])]
     facts = {**facts, "datasets": facts.get("datasets") or _hub_data_sets(run.data)}
     lines = [
         *_head(config.model, facts, "fine-tuning" if _learns_pairs(run) else "pretraining"),
@@ -83,7 +86,7 @@ def model_card(
         "",
         "## Training",
         "",
-        table(("setting", "value"), _training(run, step), markdown=True),
+        table(("setting", "value"), training, markdown=True),
         "",
         "## Evaluation",
         "",

@@ -41,6 +41,7 @@ def export(
     output: str,
     step: int | None = None,
     *,
+    average: str | None = None,
     cache_dir: str | None = None,
     vocabulary_path: str | None = None,
     max_shard_size: str = "5GB",
@@ -50,7 +51,8 @@ def export(
 ) -> tuple[int, Parity, Match | None]:
     """Exports a checkpoint, the newest if `step` is None, to a new transformers folder.
 
-    `facts` and the Markdown file `notes` are for its model card.
+    `average` chooses averaged parameters, "ema" or "last:K". `facts` and the Markdown file
+    `notes` are for its model card.
 
     Returns (step, comparison of logits, comparison of tokenizers). The last is None if the
     vocabulary is a class in --task_module; then only its pieces are written. If transformers
@@ -62,15 +64,15 @@ def export(
     ending = _notes(notes) if notes else ""
     run = _open_run(model_dir, cache_dir, custom_code)
     vocabulary = trained_run.vocabulary_of(run, vocabulary_path)
-    step, params = trained_run.restore(run, step, vocabulary)
+    step, params = trained_run.restore(run, step, vocabulary, average)
     name = os.path.basename(target)
     with files.naming_full_disk(target), whole_folder.written(target) as partial:
         settings = Settings(targets.HUGGING_FACE, vocabulary=vocabulary, shard_bytes=shard_bytes)
         parity, match = _write(partial, run, params, settings)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
-        text = card.model_card(run, step, name, parity, match, custom, facts or {})
+        text = card.model_card(run, step, name, parity, match, custom, facts or {}, average)
         files.write_bytes(os.path.join(partial, "README.md"), (text + ending).encode())
-        made = record.of_export(model_dir, step, vocabulary_path)
+        made = record.of_export(model_dir, step, vocabulary_path, average)
         files.write_json(os.path.join(partial, record.FILE), made)
     return step, parity, match
 
@@ -209,11 +211,13 @@ def push(repository: str, model_dir: str, step: int, output: str) -> None:
     print(f"uploaded   {url}")
 
 
-def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | None) -> int | None:
+def is_made(
+    model_dir: str, output: str, step: int | None, vocabulary: str | None, average: str | None
+) -> int | None:
     """Returns the step if an earlier command exported it to `output`, else None."""
     found = read.steps(model_dir)
     step = step if step is not None else found[-1] if found else 0
-    made = record.of_export(model_dir, step, vocabulary)
+    made = record.of_export(model_dir, step, vocabulary, average)
     return step if record.is_finished(record.place(output), made, "--output") else None
 
 

@@ -11,13 +11,16 @@ FILE = "conversion.json"
 _OF_THE_FILES = ("name", "positions", "ids")
 
 
-def of_export(model_dir: str, step: int, vocabulary: str | None) -> dict[str, Any]:
-    """Returns the record of an export; `vocabulary` is a path or None."""
+def of_export(
+    model_dir: str, step: int, vocabulary: str | None, average: str | None
+) -> dict[str, Any]:
+    """Returns the record of an export; `vocabulary` is a path or None, `average` its flag."""
     return {
         "from": place(model_dir),
         "step": step,
         "format": "huggingface",
         "vocabulary": vocabulary and place(vocabulary),
+        "average": average,
     }
 
 

@@ -6,9 +6,12 @@ from typing import Any
 
 from tasks.metrics.metric import TEXT
 from tasks.storage import files
+from trainer.config.averages import EMA
+from trainer.config.averages import label as label_of
 from trainer.data.interface import Run
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
+from trainer.engine.step import TrainState
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
 from trainer.evaluating.probes import Probes
 
@@ -29,6 +32,7 @@ class Evaluation:
         config = run.config
         self._label = label or split
         self._split, self._folder = split, files.join(config.model_dir, PREDICTIONS)
+        self._tuning = program.tuning
         self._losses = Evaluator(run, split, program.evaluation_step, program.mesh)
         generates = bool(config.evaluation.metrics) and config.model.architecture != "encoder"
         predicting = Predicting(run, split, program) if generates else None
@@ -36,18 +40,43 @@ class Evaluation:
         self._probes = Probes(run, program) if config.evaluation.probes else None
 
     def __call__(
-        self, params: Any, step: int, stopping: Callable[[], bool] = lambda: False
+        self, state: TrainState, step: int, stopping: Callable[[], bool] = lambda: False
+    ) -> Results | None:
+        """Returns metrics by split for the state after `step`; None if abandoned.
+
+        Those of an average that the state keeps are under "SPLIT.ema", "SPLIT.ema/TASK" and
+        "probes.ema".
+        """
+        results = self.of_parameters(state.params, step, stopping)
+        averaged = self._tuning.averaged(state.params, state.opt_state)
+        if results is None or averaged is None:
+            return results
+        more = self.of_parameters(averaged, step, stopping, EMA)
+        return None if more is None else results | more
+
+    def of_parameters(
+        self,
+        params: Any,
+        step: int,
+        stopping: Callable[[], bool] = lambda: False,
+        average: str | None = None,
     ) -> Results | None:
         """Returns metrics by split for the parameters after `step`; None if abandoned.
+
+        `average` marks results and predictions as an average's.
 
         Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Text metrics join
         `Evaluator`'s under the split's name; probe metrics are under "probes".
         """
+
+        def marked(split: str) -> str:
+            return label_of(split, average) if average else split
+
         results = self._losses(params, stopping)
         if results is None:
             return None
         if self._predicting:
-            name = re.sub(r"[^\w.-]", "_", self._label)
+            name = re.sub(r"[^\w.-]", "_", marked(self._label))
             output = files.join(self._folder, f"{name}_{step}.jsonl")
             found = self._predicting(params, output, stopping)
             if found is None:
@@ -59,4 +88,4 @@ class Evaluation:
         results = {self._label + name[size:]: values for name, values in results.items()}
         if self._probes:
             results |= self._probes(params)
-        return results
+        return {marked(name): values for name, values in results.items()}

@@ -5,9 +5,10 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer.checkpoints import metadata
+from trainer.checkpoints import averages, metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import Config, MixingConfig, fields
+from trainer.config import averages as averages_config
 from trainer.config.evaluation import BEST_METRICS, EvaluateFlags
 from trainer.config.this_machine import on_this_machine
 from trainer.data.interface import Run
@@ -59,13 +60,15 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     _check_vocabulary(run, checkpoints.path(steps[0]))
     program = Program(run)
     evaluation = Evaluation(run, flags.split, program, label)
+    written = averages_config.label(label, flags.average) if flags.average else label
     output = flags.output or files.join(flags.model_dir, EVALUATION_FILE)
     # Read this first, to report damage before the evaluation.
     add_to = not flags.output and files.exists(output)
     before = files.read_json(output).get(_CHECKPOINTS, {}) if add_to else {}
     results: dict[int, Results] = {}
     for step in steps:
-        found = evaluation(checkpoints.restore(step, program.abstract_state()).params, step)
+        params = averages.parameters(checkpoints, step, program, flags.average)
+        found = evaluation.of_parameters(params, step, average=flags.average)
         assert found is not None
         results[step] = found
         if not processes.is_first():
@@ -74,7 +77,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
         if output.endswith(".jsonl"):
             files.write_bytes(output, _as_lines(results).encode())
         else:
-            files.write_json(output, {_CHECKPOINTS: merged(before, results, label)})
+            files.write_json(output, {_CHECKPOINTS: merged(before, results, written)})
     checkpoints.close()
     print(evaluation_table(results))
     if flags.plot and processes.is_first():

@@ -30,6 +30,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
+from trainer.optim.ema import is_of_average
 from trainer.starting import vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
@@ -51,7 +52,7 @@ class StartingPoint:
     `path` is their source, for messages. Leaves that `optimizer_state` lacks start as a new run's;
     `reset` is the reason if moments are not loaded. `other_fields`, such as "emb_dim 512", are
     settings of the source that change the function here. `rows` maps its vocabulary's rows to this
-    run's, if set.
+    run's, if set. `new_average` is True if the run keeps an average and the source none.
     """
 
     path: str
@@ -62,11 +63,14 @@ class StartingPoint:
     vocabulary_checked: bool
     other_fields: list[str]
     rows: Rows | None = None
+    new_average: bool = False
 
     def describe(self) -> str:
         """Returns a description of the run's starting point and optimizer state."""
         state = f"a new optimizer state ({self.reset})" if self.reset else "the optimizer state"
         text = f"starts from {self.path}, after step {self.step}, with {state}"
+        if self.new_average:
+            text += "; the average of the parameters starts from them"
         if self.other_fields:
             text += (
                 f"; it was trained with {', '.join(self.other_fields)}: with this run's settings "
@@ -100,6 +104,8 @@ def start(run: Run) -> StartingPoint:
         found = vocabulary_change.changed(flag, found, axes, rows)
         if checkpoint:
             state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, rows)
+            # In an average, new rows would begin at 0, as moments do.
+            state = {name: leaf for name, leaf in state.items() if not is_of_average(name)}
             checkpoint = replace(checkpoint, state=state)
     if checkpoint is None:
         _check_special_ids(run, rows)
@@ -129,6 +135,8 @@ def start(run: Run) -> StartingPoint:
         vocabulary_checked=known,
         other_fields=_other_fields(checkpoint, config.model),
         rows=rows,
+        new_average=config.averages.ema_decay is not None
+        and not any(is_of_average(name) and not _COUNT.fullmatch(name) for name in kept),
     )
 
 
@@ -267,6 +275,7 @@ def optimizer_state(
     abstract = _abstract_state(config)
     shapes = {name: leaf.shape for name, leaf in named(abstract).items()}
     counts = [name for name in shapes if _COUNT.fullmatch(name)]
+    averages = {name for name in shapes if is_of_average(name)}
     if not checkpoint or not config.init_from_state:
         step, leaves = 0, None
         reason: str | None = "--init_from_state=false" if checkpoint else _NONE_STORED
@@ -274,15 +283,22 @@ def optimizer_state(
         step = checkpoint.step
         stored = {_unscaled(name): tensor for name, tensor in checkpoint.state.items()}
         own = {name: _unscaled(name) for name in shapes if _unscaled(name)}
+        counted: dict[str, Tensor] = {}
+        if not averages or not averages <= stored.keys():
+            # An average that is not stored begins as the parameters, after `step` updates.
+            counted = dict.fromkeys(averages.intersection(counts), held(np.int32(step)))
+            stored = {name: tensor for name, tensor in stored.items() if not is_of_average(name)}
+            own = {name: other for name, other in own.items() if name not in averages}
         if {name: tensor.shape for name, tensor in stored.items() if name} == {
             own[name]: shapes[name] for name in own
         }:
-            return {name: stored[other] for name, other in own.items()}, None
+            return counted | {name: stored[other] for name, other in own.items()}, None
         leaves, reason = _adafactor_leaves(config, found)
-    if leaves is not None and {
-        name.partition("/")[2]: shape for name, shape in shapes.items() if name not in counts
-    } == {name: tensor.shape for name, tensor in leaves.items()}:
-        places = {name: leaves[name.partition("/")[2]] for name in shapes if name not in counts}
+    moments = {name: name.partition("/")[2] for name in shapes.keys() - {*counts} - averages}
+    if leaves is not None and {other: shapes[name] for name, other in moments.items()} == {
+        name: tensor.shape for name, tensor in leaves.items()
+    }:
+        places = {name: leaves[other] for name, other in moments.items()}
         return places | dict.fromkeys(counts, held(np.int32(step))), None
     of_schedules = _schedule_counts(abstract)
     # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.

@@ -36,8 +36,8 @@ class Generator:
     """Generates text after prompts with a checkpoint of a run.
 
     The `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None
-    the cache's; `cache_dir` is the folder of the tasks' caches, if moved. `modes` are pieces that
-    start inputs in training, such as UL2's.
+    the cache's; `cache_dir` is the folder of the tasks' caches, if moved; `average` chooses an
+    average, "ema" or "last:K". `modes` are pieces that start inputs in training, such as UL2's.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Generator:
         step: int | None = None,
         cache_dir: str | None = None,
         vocabulary: str | None = None,
+        average: str | None = None,
     ):
         run = trained_run.open_run(model_dir, cache_dir)
         self._form = prompt_form(run)
@@ -56,7 +57,7 @@ class Generator:
         self.vocabulary = trained_run.vocabulary_of(run, vocabulary)
         model, mesh, special = run.config.model, run.config.mesh, self.vocabulary.special
         self.decoder = Decoder(model, decoding, make_mesh(mesh), mesh.rules, special)
-        self.step, self._params = trained_run.restore(run, step, self.vocabulary)
+        self.step, self._params = trained_run.restore(run, step, self.vocabulary, average)
 
     def ids(self, prompt: str) -> np.ndarray:
         """Returns a prompt's ids as in training.

@@ -27,7 +27,7 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
     """Returns the generator that the flags name; notes on stderr if it has no cache."""
     if flags.task_module:
         registry.load(flags.task_module)
-    place = flags.step, flags.cache_dir, flags.vocabulary
+    place = flags.step, flags.cache_dir, flags.vocabulary, flags.average
     made = Generator(flags.model_dir, decoding, *place)
     if made.decoder.without_cache and processes.is_first():
         print(
@@ -148,6 +148,7 @@ def write_all(
         "step": generator.step,
         "vocabulary": flags.vocabulary,
         "input": hashlib.sha256("\n".join(prompts).encode()).hexdigest(),
+        **({"average": flags.average} if flags.average else {}),
         **dataclasses.asdict(decoding),
     }
     size, done = _BATCHES * decoding.batch_size, 0

@@ -11,7 +11,7 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, VocabularyRecord
-from trainer.checkpoints import metadata
+from trainer.checkpoints import averages, metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import CONFIG_FILE, Config, fields
 from trainer.config.run import load_vocabulary_record
@@ -61,14 +61,19 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
     return run
 
 
-def restore(run: Run, step: int | None, trained_with: Vocabulary) -> tuple[int, Any]:
-    """Returns a checkpoint's step and its parameters with LoRA merged; by default the newest's."""
+def restore(
+    run: Run, step: int | None, trained_with: Vocabulary, average: str | None = None
+) -> tuple[int, Any]:
+    """Returns a checkpoint's step and its parameters with LoRA merged; by default the newest's.
+
+    `average` chooses averaged parameters: "ema" or "last:K".
+    """
     folder = run.config.model_dir
     checkpoints = Checkpoints(folder, writable=False)
     (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
     _check_vocabulary(checkpoints.path(chosen), trained_with)
     program = Program(run)
-    params = program.merged(checkpoints.restore(chosen, program.abstract_state()).params)
+    params = program.merged(averages.parameters(checkpoints, chosen, program, average))
     checkpoints.close()
     return chosen, params
 

@@ -1,0 +1,77 @@
+"""The parameters of a checkpoint, or their average: `--average` of all commands that read one."""
+
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from tasks.terminal.command_line import UserError
+from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.config.averages import last_count
+from trainer.engine import processes
+from trainer.engine.program import Program
+
+# The parts of an array that this process holds, in float64, by their place.
+_Sums = list[dict[str, np.ndarray]]
+
+
+def parameters(checkpoints: Checkpoints, step: int, program: Program, average: str | None) -> Any:
+    """Returns the parameters of the checkpoint at `step`, or `average`: "ema" or "last:K".
+
+    Parameters are a state's; LoRA's factors are averaged, not their products. Raises a UserError if
+    there is no such average.
+    """
+    if average is None:
+        return checkpoints.restore(step, program.abstract_state()).params
+    count = last_count(average)
+    if count is not None:
+        return _mean(checkpoints, step, program, count)
+    if not program.tuning.averages:
+        raise UserError(
+            f"--average={average}: the run keeps no average, since it was trained without "
+            "--averages.ema_decay; --average=last:3 is the mean of its 3 newest checkpoints"
+        )
+    state = checkpoints.restore(step, program.abstract_state())
+    return program.tuning.averaged(state.params, state.opt_state)
+
+
+def _mean(checkpoints: Checkpoints, step: int, program: Program, count: int) -> Any:
+    """Returns the mean of the newest `count` checkpoints up to `step`.
+
+    It is summed in float64 from the oldest to the newest, divided, and rounded once, element by
+    element, so that it does not depend on devices.
+    """
+    steps = [each for each in checkpoints.steps() if each <= step][-count:]
+    if len(steps) < count:
+        raise UserError(
+            f"--average=last:{count}: up to step {step} there are only {len(steps)} checkpoints; "
+            "choose a later step or fewer, or keep more with --checkpoint.keep"
+        )
+    if processes.is_first():
+        print(f"averaging checkpoints {', '.join(map(str, steps))}", file=sys.stderr)
+    abstract, sums = program.abstract_state(), None
+    for each in steps:
+        sums = _added(sums, jax.tree.leaves(checkpoints.restore(each, abstract).params))
+    assert sums is not None
+
+    def mean(like: Any, parts: dict[str, np.ndarray]) -> jax.Array:
+        return jax.make_array_from_callback(
+            like.shape,
+            like.sharding,
+            lambda index: (parts[str(index)] / count).astype(like.dtype),
+        )
+
+    leaves, structure = jax.tree.flatten(abstract.params)
+    return jax.tree.unflatten(structure, list(map(mean, leaves, sums)))
+
+
+def _added(sums: _Sums | None, leaves: list[jax.Array]) -> _Sums:
+    """Adds this process's parts of arrays to `sums`; replicas of a part count once."""
+    found = []
+    for place, leaf in enumerate(leaves):
+        parts = {str(each.index): each.data for each in leaf.addressable_shards}
+        new = {index: np.asarray(part, np.float64) for index, part in parts.items()}
+        old = sums[place] if sums else {}
+        found.append({index: old[index] + part if old else part for index, part in new.items()})
+    return found
