@@ -94,6 +94,7 @@ def test_a_skip_without_effect_is_refused():
         ("3:5", "3:5,10:11", 7, True),  # update 7 read batch 9
         ("3:5", "3:5,9:10", 7, False),
         ("3:5", "3:4,4:5", 7, True),
+        ("3:5", "4:6", 4, False),  # though update 4 reads batch 6 in both
         ("3:5", "3:6", 2, True),
         ("3:5", "3:6", 3, False),
     ],
