@@ -64,6 +64,8 @@ def run(flags: Flags) -> None:
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
     places = explanation.examples_of(flags.row)
     if flags.row is None and not flags.output:
+        if explanation.skipped:
+            print(explanation.skipped)
         for place in places:
             print(explanation.line(*place))
         return

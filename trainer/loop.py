@@ -80,7 +80,7 @@ def _train(
     )
     if processes.is_first():
         kept = run.data.keep_vocabulary(config.model_dir)
-        save_config(config, origins, {**run.data.record, **kept})
+        save_config(config, origins, {**run.data.record, **kept, **checkpoints.record})
         changes = save_software(config.model_dir)
         print(startup_text(run, origins, program, step, beginning.description, changes), flush=True)
     batches = run.data.training(step, *program.host_part, waiting=waiting)

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata, remote
 from trainer.checkpoints.early_stopping import Watch
 from trainer.checkpoints.metadata import CHECKSUMS, STEP
-from trainer.config import CheckpointConfig, Config, config_changes, fields
+from trainer.config import CheckpointConfig, Config, config_changes, fields, resuming
 from trainer.data import task_record
 from trainer.data.interface import Run
 from trainer.engine import checksums, guard, processes
@@ -49,6 +49,7 @@ class Checkpoints:
 
     If `policy` is None, all are kept. `watch` follows the run's evaluations; checkpoints store its
     state. `evaluated` is False if `check_resumable` found a run that stopped before evaluating.
+    `history` lists rewinds, branches and changes of settings (`trainer.config.resuming.resumed`).
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Checkpoints:
         self.watch = watch or Watch(self._policy)
         self.evaluated = True
         self.metrics_digest: str | None = None
+        self.history: list[Mapping[str, Any]] = []
         _silence()
         if files.is_remote(model_dir):
             remote.prepare(model_dir)
@@ -129,6 +131,7 @@ class Checkpoints:
             STEP: step,
             CHECKSUMS: checksums.of_state(state),
             **run.data.record,
+            **self.record,
         }
         with files.naming_full_disk(self._model_dir):
             self._manager.save(
@@ -138,6 +141,11 @@ class Checkpoints:
                     run=ocp.args.JsonSave(seal.sealed(of_run)),
                 ),
             )
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The history as an entry of a run's record; {} if nothing has changed."""
+        return {"history": self.history} if self.history else {}
 
     def record_evaluation(self, step: int) -> None:
         """Records in the checkpoint at `step` that it has been evaluated."""
@@ -180,7 +188,8 @@ class Checkpoints:
             stored = metadata.read(path)
         before = fields.from_dict(Config, stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
-        differences += task_record.changes(stored, run.data.record, step)
+        read = before.data.skips.batch(step)
+        differences += task_record.changes(stored, run.data.record, read)
         now = run.data.fingerprints
         differences += [
             f"the cache of {task} has changed"
@@ -197,6 +206,11 @@ class Checkpoints:
             )
         self.evaluated = stored["evaluated"]
         self.metrics_digest = stored.get("metrics_sha256")
+        self.recall(step, stored, before, run.config)
+
+    def recall(self, step: int, stored: Mapping[str, Any], before: Config, now: Config) -> None:
+        """Restores watch and history from the description of the checkpoint that goes on."""
+        self.history = resuming.resumed(stored.get("history", ()), step, before, now)
         self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
@@ -210,12 +224,15 @@ class Checkpoints:
             return step
         return None
 
-    def set_aside(self, after: int) -> list[str]:
-        """Renames checkpoints newer than step `after` and returns the names; a collective call."""
+    def set_aside(self, after: int, why: str = "damaged") -> list[str]:
+        """Renames checkpoints newer than step `after` to WHY_checkpoint_STEP; a collective call.
+
+        Returns the new names, newest first.
+        """
         moved = []
         with processes.failing_together():
             for step in reversed([step for step in self.steps() if step > after]):
-                name = _free_name(self._model_dir, f"damaged_{_PREFIX}_{step}")
+                name = _free_name(self._model_dir, f"{why}_{_PREFIX}_{step}")
                 moved.append(name)
                 if processes.is_first():
                     files.rename_folder(self.path(step), files.join(self._model_dir, name))

@@ -60,7 +60,8 @@ class Compared:
 
 def records(one: History, other: History, last: int) -> Compared:
     """Compares the runs' records of their data up to update `last`, and their caches."""
-    found = Compared(task_record.changes(one.record, other.record, last))
+    read = one.config.data.skips.batch(last)
+    found = Compared(task_record.changes(one.record, other.record, read))
     tasks = [each.record.get("tasks", {}).keys() for each in (one, other)]
     if all(tasks) and tasks[0] != tasks[1]:
         lists = [", ".join(sorted(each)) for each in tasks]
@@ -103,7 +104,8 @@ class Batches:
     def changed_since(self) -> Iterator[str]:
         """Yields the changes to each run's data since it was trained."""
         for run, data in zip(self._runs, self._data, strict=True):
-            for change in task_record.changes(run.record, data.record, run.step):
+            read = run.config.data.skips.batch(run.step)
+            for change in task_record.changes(run.record, data.record, read):
                 yield f"{run.name}: since it was trained, {change}"
 
     def first_difference(self, first: int, last: int) -> Batch | None:

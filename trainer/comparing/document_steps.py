@@ -14,8 +14,10 @@ from tasks.cache import old_states
 from tasks.cache.following import Following
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import as_flag
 from trainer.checkpoints import metadata
 from trainer.config import Config, fields
+from trainer.data.batches import TrainingBatches
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Run
@@ -29,7 +31,10 @@ _DOCUMENT_PART = re.compile(rf"{_PART}\d+$")
 
 @dataclasses.dataclass(frozen=True)
 class Sighting:
-    """A row of a batch that held a part of a document; `step` counts from 1, `row` from 0."""
+    """A row of a batch that held a part of a document; `step` counts from 1, `row` from 0.
+
+    If `skipped`, the run's `--data.skip`, left the batch out, `step` is the batch's number.
+    """
 
     document: str
     step: int
@@ -37,11 +42,15 @@ class Sighting:
     task: str
     epoch: int
     window: int
+    skipped: str = ""
 
     def __str__(self) -> str:
+        what, why = "step", ""
+        if self.skipped:
+            what, why = "batch", f", skipped by --data.skip={self.skipped}"
         return (
-            f"step {self.step:,}, row {self.row:,}: {self.document} ({self.task}, epoch "
-            f"{self.epoch:,}, window {self.window:,})"
+            f"{what} {self.step:,}, row {self.row:,}: {self.document} ({self.task}, epoch "
+            f"{self.epoch:,}, window {self.window:,}){why}"
         )
 
 
@@ -52,6 +61,9 @@ class Sightings:
         run, data = prepared(*metadata.load_config(model_dir), cache_dir)
         saved, description = metadata.newest(model_dir)
         self.steps = max([saved, *(line["step"] for line in read_metrics(model_dir))])
+        # The run that it branched from made the updates before.
+        self._first = run.config.branch[1] + 1 if run.config.branch else 1
+        self.count = max(0, self.steps + 1 - self._first)
         tasks, self._paths = [], []
         if run.config.data.follow:
             _ = data.sources  # reads which shards are built so far
@@ -66,15 +78,20 @@ class Sightings:
             self._paths.append(paths)
             tasks.append(task)
         self._data = CachedData(run.config, tasks, run.converter)
+        whole = fields.replace(run.config, "data.skip", ())
+        self._whole = CachedData(whole, tasks, run.converter)
+        self._skip = run.config.data
 
     def of(self, documents: Collection[str]) -> Iterator[Sighting]:
-        """Yields the rows that held a part of one of the documents, by step."""
+        """Yields the rows that held a part of one of the documents, by step.
+
+        Rows of batches that the run has skipped follow.
+        """
         windows = [self._windows(number, set(documents)) for number in range(len(self._paths))]
         known = [np.array(sorted(each), np.int64) for each in windows]
         if not any(map(len, known)):
             return
-        batches = self._data.batches()
-        for step in range(1, self.steps + 1):
+        for step, batches, skipped in self._read():
             rows_E, places, _ = batches.examples(step - 1)
             seen = np.zeros(len(rows_E), bool)
             for number, values in enumerate(known):
@@ -84,8 +101,17 @@ class Sightings:
                 for document in windows[number][window]:
                     yield Sighting(
                         document, step, int(rows_E[place]), self._data.sources[number].task,
-                        int(places.epochs[place]), window,
+                        int(places.epochs[place]), window, skipped,
                     )  # fmt: skip
+
+    def _read(self) -> Iterator[tuple[int, TrainingBatches, str]]:
+        """Yields (step, batches by step, "") of updates, then (batch, batches, why) of others."""
+        batches, skips = self._data.batches(), self._skip.skips
+        yield from ((step, batches, "") for step in range(self._first, self.steps + 1))
+        batches, passed = self._whole.batches(), skips.batch(self._first - 1)
+        for first, following in skips.up_to(skips.batch(self.steps)):
+            left_out = range(max(first, passed + 1), following)
+            yield from ((number, batches, as_flag(self._skip.skip)) for number in left_out)
 
     def _windows(self, number: int, documents: set[str]) -> dict[int, list[str]]:
         """Returns window -> documents, for the windows of a task that hold any of them."""
@@ -162,10 +188,12 @@ def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> N
         steps: set[int] = set()
         for each in sightings.of(names):
             print(f"{model_dir}: {each}")
+            if each.skipped:
+                continue
             seen.add(each.document)
             steps.add(each.step)
         others = [name for name in names if name not in seen]
-        of_steps = f"of its {sightings.steps:,} steps"
+        of_steps = f"of its {sightings.count:,} steps"
         if seen:
             what = f"{len(seen):,} of {len(names):,} documents" if len(names) > 1 else names[0]
             print(f"{model_dir} saw {what} in {len(steps):,} {of_steps}")

@@ -12,10 +12,12 @@ from tasks.inspection.trace import trace
 from tasks.objectives.objective import Slots
 from tasks.objectives.packing import InSlot
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import as_flag
 from tasks.vocabulary import TokenIds
 from trainer.checkpoints import metadata
 from trainer.comparing.document_steps import prepared
 from trainer.config import load_record
+from trainer.config.skips import described
 from trainer.data import task_record
 
 
@@ -37,7 +39,10 @@ class Row:
 
 
 class Explanation:
-    """The batch of a run's step (from 1); `cache_dir` is its caches' folder, if moved."""
+    """The batch of a run's step (from 1); `cache_dir` is its caches' folder, if moved.
+
+    `skipped` says which batches `--data.skip` left out before; "" if none.
+    """
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
         config, origins = metadata.load_config(model_dir)
@@ -45,8 +50,21 @@ class Explanation:
             raise UserError(
                 f"--step={step}: the run in {model_dir} has steps 1 to {config.train_steps}"
             )
+        if config.branch and step <= config.branch[1]:
+            raise UserError(
+                f"--step={step}: {model_dir} branched from {config.branch[0]} after update "
+                f"{config.branch[1]}: give --model_dir={config.branch[0]}"
+            )
+        skips = config.data.skips
+        read = skips.batch(step)
+        self.skipped = ""
+        if left_out := skips.up_to(read):
+            self.skipped = (
+                f"step {step:,} reads batch {read:,}; skipped by "
+                f"--data.skip={as_flag(config.data.skip)}: {described(left_out)}"
+            )
         _, self._data = prepared(config, origins, cache_dir)
-        differences = task_record.changes(load_record(model_dir), self._data.record, step)
+        differences = task_record.changes(load_record(model_dir), self._data.record, read)
         if differences:
             raise UserError(
                 f"{model_dir} was trained on different examples ({'; '.join(differences)}): use "
@@ -124,6 +142,7 @@ class Explanation:
             ("window", f"{found.window:,}, epoch {found.epoch:,}"),
             *show.features(made),
             ("cache", task.cache),
+            *([("skipped", self.skipped)] if self.skipped else []),
         )
         return show.Sample(
             f"Step {self.step:,}, row {row:,}{self._number(example)}",

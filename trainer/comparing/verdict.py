@@ -71,6 +71,11 @@ def compare(
         of_data.notes += made.changed_since()
         suspected = settings.of_data(changed) or bool(of_data.records)
         span = _span(suspected, of_steps, batches, last)
+        branches = [each.config.branch[1] for each in (one, other) if each.config.branch]
+        if span and branches:
+            # The run that they branched from made the updates before.
+            span = max(span[0], *(step + 1 for step in branches)), span[1]
+            span = span if span[0] <= span[1] else None
         if span:
             of_data.batch = made.first_difference(*span)
             of_data.compared = span

@@ -6,7 +6,18 @@ from typing import Any
 
 from tasks.mixture import SIZES
 from tasks.storage import files
-from tasks.terminal.fields import SHARE, Checked, ReadIf, above, at_least, check, field, require
+from tasks.terminal.fields import (
+    SHARE,
+    Checked,
+    ReadIf,
+    Rule,
+    above,
+    at_least,
+    check,
+    field,
+    require,
+)
+from trainer.config.skips import Skips, is_valid
 
 _SHUFFLES = ("global", "block", "none")
 # Version of the data order; runs begun with another version cannot be resumed.
@@ -135,6 +146,18 @@ class DataConfig(Checked):
         "tasks of a mixture; None: all of it",
         read_if=ON_CACHES,
     )
+    skip: tuple[str, ...] = field(
+        (),
+        "batches not to train on, as ranges FIRST:NEXT counted from 1: after 41000:41200, update "
+        "41000 reads batch 41200, and later updates the batches after it; on resume, only batches "
+        "that were not read yet may change (docs/training.md)",
+        rule=Rule(
+            "ranges FIRST:NEXT of batches, counted from 1, each after the one before and with "
+            "FIRST below NEXT, such as 41000:41200,52000:52100",
+            is_valid,
+        ),
+        changes="later_batches",
+    )
     follow: bool = field(
         False,
         "train while the caches are being built: the first epoch reads shards in the planned "
@@ -221,6 +244,11 @@ class DataConfig(Checked):
     )
     example_inputs: int | None = _example_length("input")
     example_targets: int | None = _example_length("target")
+
+    @property
+    def skips(self) -> Skips:
+        """The batches left out."""
+        return Skips(self.skip)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tasks.terminal.table import table
 from trainer.config import fields, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
-from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.run import BRANCH, CONFIG_FILE, Config, load_config
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 from trainer.model.parts import SLOTS
@@ -216,6 +216,8 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
         others = _without_foreign(others)
     refuse_unknown(others, names_of(flags))
     if gin.gin_file:
+        if flags.run.values.get("branch_from"):
+            raise UserError("--branch_from begins with its run's settings: leave out --gin_file")
         if flags.optimizer_preset:
             raise UserError("--optimizer_preset and --gin_file both name an optimizer: omit one")
         fields.refuse_two_values(gin.gin_param, "gin.")
@@ -227,6 +229,8 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
     elif gin.gin_param:
         raise UserError(f"--gin.{gin.gin_param[0]} needs a --gin_file")
     else:
+        if flags.run.values.get("branch_from"):
+            preset, settings = _of_branch(flags.run, settings)
         preset = preset or from_transformers.named_folder(flags.run)
         if not preset:
             source = flags.run.values.get("init_from") or ""
@@ -237,6 +241,43 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
         config = from_transformers.adopt_model(config, origins)
     refuse_unread(config, origins)
     return config, origins
+
+
+# What a branch does not take from its run: places, its beginning, and what is of a machine.
+_NOT_OF_BRANCH = (
+    *("preset", "model.", "model_dir", "init_from", "branch_from", "rewind_to", "profile_steps"),
+    *("processes.", "metrics.wandb"),
+)
+
+
+def _of_branch(run: Given, settings: Settings | None) -> tuple[str, Settings]:
+    """Returns (the preset, the settings) of the run that --branch_from names.
+
+    A branch that has begun has a record of them, so that it no longer needs that run.
+    """
+    wanted, own = run.values["branch_from"], run.values.get("model_dir")
+    if settings:
+        raise UserError("--branch_from is for pretrain, which goes on with its run's settings")
+    if not BRANCH.holds(wanted):
+        raise UserError(f"--branch_from={wanted}: it must be {BRANCH.words}")
+    folder = wanted.rpartition("@")[0]
+    if own is not None and files.exists(files.join(own, CONFIG_FILE)):
+        begun = load_config(own)[0].branch_from == wanted
+        folder = own if begun else folder
+    config, _ = load_config(folder)
+    if run.values.get("preset") not in (None, config.preset):
+        raise UserError(
+            f"--preset={run.values['preset']}: the run in {folder} has {config.preset}, which a "
+            "branch keeps: leave the flag out"
+        )
+    run.values["preset"] = config.preset
+    unset = dict(fields.leaves(Config(config.preset, config.model)))
+    values = {
+        path: value
+        for path, value in fields.leaves(config)
+        if not path.startswith(_NOT_OF_BRANCH) and value != unset[path]
+    }
+    return config.preset, Settings(f"the run {folder}", values, config.model)
 
 
 def origins_of(config: Config) -> dict[str, str]:

@@ -3,10 +3,11 @@
 import dataclasses
 import re
 import typing
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tasks import mixture
-from tasks.terminal.fields import Changes
+from tasks.terminal.fields import Changes, as_flag
 from trainer.config import fields
 from trainer.config.evaluation import LOWER_IS_BETTER
 from trainer.config.run import Config
@@ -72,16 +73,10 @@ def _why_results(path: str, config: Config) -> str:
 
 def config_changes(before: Config, now: Config, step: int) -> list[str]:
     """Returns one message per field that differs and determines the parameters up to `step`."""
-    old = dict(fields.leaves(before))
-    unread = unread_fields(before).keys() & unread_fields(now).keys()
-    found = []
-    for path, value in fields.leaves(now):
-        kind, why = changes_in(path, before, now)
-        if old.get(path) != value and path not in unread and kind not in _HARMLESS:
-            reason = f", and {why}" if why else ""
-            found.append(f"{path} was {old.get(path)}, is {value}{reason}")
+    found = _differences(before, now, _HARMLESS)
+    read = before.data.skips.batch(step)
     schedules = [
-        [entry for entry in mixture.parse_schedule(config.mixing.schedule) if entry[0] < step]
+        [entry for entry in mixture.parse_schedule(config.mixing.schedule) if entry[0] < read]
         for config in (before, now)
     ]
     if schedules[0] != schedules[1]:
@@ -89,4 +84,58 @@ def config_changes(before: Config, now: Config, step: int) -> list[str]:
             f"mixing.schedule was {before.mixing.schedule!r}, is {now.mixing.schedule!r}, "
             f"different before update {step}"
         )
+    return found + skip_changes(before, now, step)
+
+
+def skip_changes(before: Config, now: Config, step: int) -> list[str]:
+    """Returns a message if other batches were read up to `step` than the new skips leave."""
+    read = before.data.skips.batch(step)
+    if before.data.skips.up_to(read) == now.data.skips.up_to(read):
+        return []
+    was, now_is = (as_flag(config.data.skip) or "unset" for config in (before, now))
+    return [
+        f"data.skip was {was}, is {now_is}, but update {step} is made, which read batch {read}: "
+        "only --rewind_to an earlier checkpoint changes what it read"
+    ]
+
+
+def resumed(
+    history: Sequence[Mapping[str, Any]], step: int, before: Config, now: Config
+) -> list[Mapping[str, Any]]:
+    """Returns a run's history with an entry about a start from the checkpoint of `step`, if due.
+
+    An entry has "after_update", the flag of a rewind or a branch as "by", and "changes" of settings
+    that affect results from then on.
+    """
+    by = ""
+    if now.rewind_to == step:
+        by = rewind_entry(step)
+    elif now.branch and now.branch_from != before.branch_from:
+        by = f"--branch_from={now.branch_from}"
+    found = _differences(before, now, ("rounding", "nothing"))
+    changes = [text for text in found if not text.startswith(_BEGINNING)]
+    if now.branch and before.train_steps != now.train_steps:
+        changes.append(f"train_steps was {before.train_steps}, is {now.train_steps}")
+    entry = {"after_update": step, "by": by, "changes": changes}
+    return [*history, entry] if by or changes else [*history]
+
+
+def rewind_entry(step: int) -> str:
+    """Returns "by" of the entry about a rewind."""
+    return f"--rewind_to={step}"
+
+
+# They say how a run begins, not what its later updates compute.
+_BEGINNING = ("init_from", "branch_from")
+
+
+def _differences(before: Config, now: Config, harmless: Collection[str]) -> list[str]:
+    old = dict(fields.leaves(before))
+    unread = unread_fields(before).keys() & unread_fields(now).keys()
+    found = []
+    for path, value in fields.leaves(now):
+        kind, why = changes_in(path, before, now)
+        if old.get(path) != value and path not in unread and kind not in harmless:
+            reason = f", and {why}" if why else ""
+            found.append(f"{path} was {old.get(path)}, is {value}{reason}")
     return found

@@ -137,6 +137,10 @@ _OPTIONS = Rule(
 _PROFILED = Rule(
     "the first and last update to trace, such as 10:20", lambda value: bool(_updates(value))
 )
+BRANCH = Rule(
+    "a run's folder and a checkpoint's step, such as model@40000",
+    lambda text: bool(re.fullmatch(r".+@[1-9]\d*", text)),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +245,19 @@ class Config:
         "schedule and in the data; false: parameters only",
         read_if=ReadIf(lambda config: config.init_from is not None, "without --init_from"),
     )
+    branch_from: str | None = field(
+        None,
+        "start a new run from the whole state of another run's checkpoint, RUN@STEP, with its "
+        "settings unless flags change them (docs/training.md)",
+        rule=BRANCH,
+    )
+    rewind_to: int | None = field(
+        None,
+        "go back to the checkpoint of this update in model_dir and set later ones aside, once: "
+        "the same command then resumes (docs/training.md)",
+        rule=at_least(1),
+        changes="nothing",
+    )
     trainable: str | None = field(
         None,
         "train only parameters whose path (decoder/layers_0/mlp/wo/kernel) contains a match of "
@@ -321,6 +338,13 @@ class Config:
         rule = f"at most {self.train_steps}, the last of train_steps"
         inside = self.profiled.stop <= self.train_steps + 1
         require(inside, "Config.profile_steps", self.profile_steps, rule)
+        last = self.data.skips.batch(self.train_steps)
+        rule = f"ranges that begin up to batch {last}, the last that --train_steps reads"
+        begin = all(first <= last for first, _ in self.data.skips.ranges)
+        require(begin, "Config.data.skip", self.data.skip, rule)
+        alone = self.branch_from is None or self.init_from is None
+        rule = "left out if init_from is set: either is the beginning of the run"
+        require(alone, "Config.branch_from", self.branch_from, rule)
 
     @property
     def reads_seqio(self) -> bool:
@@ -329,6 +353,14 @@ class Config:
     @property
     def is_divided(self) -> bool:
         return self.microbatches > 1 or self.tokens_per_microbatch_per_replica is not None
+
+    @property
+    def branch(self) -> tuple[str, int] | None:
+        """The folder and the step that the run branched from."""
+        if self.branch_from is None:
+            return None
+        folder, _, step = self.branch_from.rpartition("@")
+        return folder, int(step)
 
     @property
     def profiled(self) -> range:
@@ -357,6 +389,11 @@ def load_record(model_dir: str) -> dict[str, Any]:
     """Returns the task record of the run in `model_dir`; {} if it has none."""
     value = files.read_json(files.join(model_dir, CONFIG_FILE))
     return {name: value[name] for name in ("tasks", "rates") if name in value}
+
+
+def load_history(model_dir: str) -> list[dict[str, Any]]:
+    """Returns the changes recorded of the run in `model_dir`, see `resuming.resumed`."""
+    return files.read_json(files.join(model_dir, CONFIG_FILE)).get("history", [])
 
 
 def load_vocabulary_record(model_dir: str) -> dict[str, Any] | None:

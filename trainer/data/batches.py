@@ -3,7 +3,8 @@
 Position `k · batch_size + row` of a run's endless order determines the task and how many of its
 windows precede it (`trainer/data/interleave.py`); that count determines epoch and window
 (`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state is
-therefore its step, for any number of hosts, workers or prefetched batches.
+therefore its step, for any number of hosts, workers or prefetched batches. Only `_first_position`
+maps a step to a batch: they differ after `--data.skip`.
 
 Dimensions: W windows, one per row of a batch.
 """
@@ -21,6 +22,7 @@ from tasks.objectives.objective import Slots
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
+from trainer.config.skips import Skips
 from trainer.data import segments
 from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
@@ -170,10 +172,12 @@ class TrainingBatches:
         schedule: MixingSchedule | None = None,
         host: int = 0,
         hosts: int = 1,
+        skips: Skips | None = None,
     ):
         if batch_size % hosts:
             raise UserError(f"batch_size {batch_size} is not divisible by the {hosts} hosts")
         self._sources, self._batch_size = tuple(sources), batch_size
+        self._skips = skips or Skips()
         self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
         self._rows = batch_size // hosts
         self._first_row = host * self._rows
@@ -205,15 +209,18 @@ class TrainingBatches:
 
     def last_windows(self, step: int) -> Iterator[tuple[Source, int]]:
         """Yields (source, highest rank of a window that batch `step` needs), over all hosts."""
-        first = int(step) * self._batch_size
-        sources_W, ranks_W = self._schedule.places(first, self._batch_size)
+        sources_W, ranks_W = self._schedule.places(self._first_position(step), self._batch_size)
         for number in np.unique(sources_W).tolist():
             source = self._sources[number]
             yield source, source.layout.last_window(int(ranks_W[sources_W == number].max()))
 
+    def _first_position(self, step: int) -> int:
+        """Returns the position in the endless order of the first row that a step reads."""
+        return (self._skips.batch(int(step) + 1) - 1) * self._batch_size
+
     def _members(self, step: int) -> Iterator[tuple[int, np.ndarray, Members]]:
         """Yields (source, its rows of the batch, the examples of these rows)."""
-        first = int(step) * self._batch_size + self._first_row
+        first = self._first_position(step) + self._first_row
         sources_W, ranks_W = self._schedule.places(first, self._rows)
         for number in np.unique(sources_W).tolist():
             rows = np.flatnonzero(sources_W == number)

@@ -264,7 +264,8 @@ class CachedData:
         """Returns the training batches, or a host's rows of them."""
         size = self._config.batch_size
         schedule = MixingSchedule([(step * size, rates) for step, rates in self.rates])
-        return TrainingBatches(self.sources, size, schedule, host, hosts)
+        skips = self._config.data.skips
+        return TrainingBatches(self.sources, size, schedule, host, hosts, skips)
 
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
@@ -370,7 +371,8 @@ class CachedData:
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        batch_size, steps = self._config.batch_size, self._config.train_steps
+        skips, batch_size = self._config.data.skips, self._config.batch_size
+        steps = skips.batch(self._config.train_steps)
         (_, shares), *changes = self.rates
         batches = self.batches(host, hosts)
         self._wait(batches, first_step)
@@ -391,12 +393,13 @@ class CachedData:
             lines += startup.mixture_lines(self.sources, shares, batch_size, steps)
         names = [source.task for source in self.sources]
         lines += (
-            startup.change_line(step, dict(zip(names, changed, strict=True)))
+            startup.change_line(skips.updates(step), dict(zip(names, changed, strict=True)))
             for step, changed in changes
         )
         batch, specs = batches[first_step], [each.task for each in self.tasks]
         return [
             *lines,
+            *startup.skip_lines(self._config.data),
             startup.batch_line(self.sources, batch_size, shares, steps),
             startup.packing_line(batch, specs, self.lengths),
         ]

@@ -25,7 +25,7 @@ from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.seqio_examples import examples_of, unmeasured
-from trainer.data.startup import packing
+from trainer.data.startup import packing, skip_lines
 
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
@@ -127,11 +127,15 @@ class SeqioData:
         # Every host reads whole batches, so that they equal a single host's.
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
-        batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
+        skips = self._config.data.skips
+        passed = skips.batch(first_step)
+        batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(passed)
         size = self._config.batch_size // hosts
         part = slice(host * size, (host + 1) * size)
-        for batch in batches.prefetch(self._config.data.prefetch).as_numpy_iterator():
-            yield {name: array[part] for name, array in self._ids(batch).items()}
+        made = batches.prefetch(self._config.data.prefetch).as_numpy_iterator()
+        for number, batch in enumerate(made, passed + 1):
+            if not any(first <= number < following for first, following in skips.ranges):
+                yield {name: array[part] for name, array in self._ids(batch).items()}
 
     def close(self) -> None:
         """Does nothing."""
@@ -160,6 +164,7 @@ class SeqioData:
         return [
             ("task", f"seqio:{self.name}, {source}, {lengths}, {packed}"),
             *(("warning", text) for text in warnings),
+            *skip_lines(self._config.data),
             ("batch", f"{self._config.batch_size} rows"),
             ("packing", packing(next(self.training(0)))),
         ]

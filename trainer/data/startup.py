@@ -9,9 +9,11 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import as_flag
 from tasks.terminal.table import table
 from tasks.unit import Unit
 from trainer.config import DataConfig
+from trainer.config.skips import described
 from trainer.data.batches import Source
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import Batch, filling
@@ -119,6 +121,18 @@ def change_line(step: int, shares: dict[str, float]) -> Line:
     """Describes the mixture after its rates change at `step` updates."""
     listed = ", ".join(f"{task} {share:.4%}" for task, share in shares.items())
     return "", f"from update {step + 1:,} on: {listed}"
+
+
+def skip_lines(reading: DataConfig) -> Iterator[Line]:
+    """Yields a line about the batches that are left out, if there are any."""
+    skips = reading.skips
+    for first, following in skips.ranges:
+        update = skips.updates(first - 1) + 1
+        yield (
+            "skip",
+            f"--data.skip={as_flag(reading.skip)} leaves out {described([(first, following)])}: "
+            f"update {update:,} reads batch {skips.batch(update):,}; epochs below count them",
+        )
 
 
 def batch_line(

@@ -13,6 +13,7 @@ from trainer.engine import processes
 from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
+from trainer.starting import branch, rewind
 
 # Files named of a folder that is not a run's.
 _NAMES = 4
@@ -63,21 +64,26 @@ def begin(
     """
     steps = checkpoints.steps()
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
+    target = rewind.target(run, checkpoints)
     if not steps:
-        first = start(run)
+        first = start(run, checkpoints)
         description = first.describe() + _strangers(run.config.model_dir)
         return Beginning(first.step, description), first.state(program)
-    newest = steps[-1]
+    newest = steps[-1] if target is None else target
     try:
         checkpoints.check_resumable(newest, run)
         # Read even if training is finished: its checkpoint may not be read again soon.
         state = checkpoints.restore(newest, program.abstract_state())
+        if target is not None:
+            rewind.set_aside(run.config, checkpoints, target)
         over = newest >= run.config.train_steps or checkpoints.watch.exhausted
         finished = over and (checkpoints.evaluated or not run.config.evaluation.every_steps)
         # The evaluation that lowered the rate may have come after the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
         return _resumed(newest), None if finished else state
     except Damaged as error:
+        if target is not None:
+            raise
         sound = checkpoints.newest_sound(newest, run, program.abstract_state())
         return _fall_back(run, checkpoints, program, error, sound)
 
@@ -108,8 +114,14 @@ def _fall_back(
     return _resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)
 
 
-def start(run: Run) -> Start:
-    """Returns the beginning of a run without checkpoints: --init_from or initial parameters."""
+def start(run: Run, checkpoints: Checkpoints | None = None) -> Start:
+    """Returns the beginning of a run without checkpoints.
+
+    That is --init_from, initial parameters or, if the run has a place for `checkpoints`,
+    --branch_from.
+    """
+    if checkpoints and run.config.branch:
+        return branch.start(run, checkpoints)
     if not run.config.init_from:
         return _Fresh()
     # Imported here because it reads other programs' formats.

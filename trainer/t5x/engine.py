@@ -234,7 +234,8 @@ def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> in
         steps = read.steps(folder)
         step = steps[-1] if steps else 0
         differences = config_changes(before, config, step)
-        differences += task_record.changes(load_record(folder), run.data.record, step)
+        passed = before.data.skips.batch(step)
+        differences += task_record.changes(load_record(folder), run.data.record, passed)
         if differences:
             raise UserError(
                 f"{config.model_dir} holds a run with other settings ({'; '.join(differences)}): "

@@ -117,6 +117,17 @@ def test_a_restart_resumes_where_it_was(data):
     assert not same(straight[0], straight[1])
 
 
+def test_a_skip_leaves_batches_out(data):
+    flags = ("--lengths.inputs=64", "--data.shuffle=none")
+    straight = list(itertools.islice(data("backwards", *flags).training(0), 6))
+    skipping = data("backwards", *flags, "--data.skip=2:4,5:6")
+    wanted = [straight[batch - 1] for batch in (1, 4, 6)]
+    assert_equal(list(itertools.islice(skipping.training(0), 3)), wanted)
+    for begun in (1, 2):
+        assert_equal(next(skipping.training(begun)), wanted[begun])
+    assert "leaves out batch 5: update 3 reads batch 6" in dict(skipping.consequences())["skip"]
+
+
 def test_our_cache_is_read_through_seqio(data, text_cache, tmp_path):
     name = "python_docs_autoregressive_lm"
     plain = data(name, f"--cache_dir={text_cache.parent}")

@@ -1,0 +1,107 @@
+"""Branches: `--branch_from=RUN@STEP` starts a run from the whole state of another's checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
+from trainer.config import CONFIG_FILE, Config, changes, fields, load_config, resuming
+from trainer.data import task_record
+from trainer.data.interface import Run
+from trainer.engine import processes
+from trainer.engine.program import Program
+from trainer.engine.step import TrainState
+
+# Fields of the model that may change between two updates; others would compute another function.
+_OF_MODEL = ("model.dropout_rate",)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The checkpoint of another run, checked but not read yet; `changes` are other settings."""
+
+    folder: str
+    step: int
+    changes: list[str]
+    rate_scale: float
+
+    def describe(self) -> str:
+        """Returns a description of the beginning."""
+        changed = f"; changed: {'; '.join(self.changes)}" if self.changes else ""
+        return (
+            f"branches from {self.folder} after update {self.step}, with its whole state{changed}"
+        )
+
+    def state(self, program: Program) -> TrainState:
+        """Reads the state onto the program's devices."""
+        source = Checkpoints(self.folder, writable=False)
+        state = source.restore(self.step, program.abstract_state())
+        source.close()
+        return program.with_rate_scale(state, self.rate_scale)
+
+
+def start(run: Run, checkpoints: Checkpoints) -> Branch:
+    """Opens `config.branch_from`; restores its evaluations and history into `checkpoints`.
+
+    Raises a UserError, in all processes, if it has no such checkpoint or another model, or if the
+    folder of the run holds another one.
+    """
+    config = run.config
+    assert config.branch
+    folder, step = config.branch
+    with processes.failing_together():
+        _check_folder(config)
+        source = Checkpoints(folder, writable=False)
+        try:
+            chosen_steps(str(step), source.steps(), folder)
+        except UserError as error:
+            raise UserError(f"--branch_from={config.branch_from}: {error}") from error
+        stored = metadata.read(source.path(step))
+        source.close()
+        before = fields.from_dict(Config, stored["config"], folder)
+        _check(run, before, stored, step)
+    checkpoints.recall(step, stored, before, config)
+    changed = checkpoints.history[-1]["changes"]
+    changed += task_record.changes(stored, run.data.record, before.data.skips.batch(step))
+    now = run.data.fingerprints
+    changed += [
+        f"the cache of {task} is another"
+        for task, fingerprint in stored["cache_fingerprints"].items()
+        if now.get(task, fingerprint) != fingerprint
+    ]
+    return Branch(folder, step, changed, checkpoints.watch.rate_scale)
+
+
+def _check_folder(config: Config) -> None:
+    if files.exists(files.join(config.model_dir, CONFIG_FILE)):
+        other = load_config(config.model_dir)[0].branch_from
+        if other != config.branch_from:
+            raise UserError(
+                f"--model_dir={config.model_dir} holds a run that did not branch from "
+                f"{config.branch_from}: choose another folder"
+            )
+
+
+def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> None:
+    config, flag = run.config, f"--branch_from={run.config.branch_from}"
+    if step >= config.train_steps:
+        raise UserError(
+            f"{flag} has already made {step} updates, which count towards "
+            f"--train_steps={config.train_steps}: raise it"
+        )
+    vocabulary = stored.get("vocabulary_sha256")
+    if vocabulary and vocabulary != run.data.vocabulary_sha256:
+        raise UserError(f"{flag} has another vocabulary than {config.task}: use --init_from")
+    old = dict(fields.leaves(before))
+    for path, value in fields.leaves(config):
+        other = path.startswith("model.") and old.get(path) != value and path not in _OF_MODEL
+        if other and changes(path) == "results":
+            raise UserError(
+                f"{flag}: {path} was {old.get(path)}, is {value}; a branch keeps its run's model: "
+                "leave the flag out, or use --init_from"
+            )
+    if problems := resuming.skip_changes(before, config, step):
+        raise UserError(f"{flag}: {problems[0]}")
