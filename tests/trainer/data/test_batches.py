@@ -200,7 +200,8 @@ def test_tokens_that_no_epoch_reads_are_counted_at_the_start(text_cache):
         unread = total - len(windows) * windows.window_tokens
         lines = [line for line in run.data.consequences() if "are not read" in line[1]]
         ((subject, text),) = lines
-        assert text.startswith(f"{unread:,} tokens ({unread / total:.2%}) of {total:,} are not read")
+        share = f"{unread:,} tokens ({unread / total:.2%}) of {total:,}"
+        assert text.startswith(f"{share} are not read")
         many = unread >= total / 100
         advice = "; use more text or shorter lengths" * many
         assert text.endswith(f": the unfinished last window{advice}")

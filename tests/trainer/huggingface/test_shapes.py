@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+from tests.support.totals import parameter_total
 from tests.trainer.huggingface.conftest import random_batch
 from trainer.config import LossConfig
 from trainer.config.optimizer import OptimizerConfig
+from trainer.config.presets import MODEL_PRESETS
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.loss import model_loss
 from trainer.huggingface import configs, load, model_config, names, parity, weights
@@ -193,3 +195,24 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     error = {name: np.abs(array - left[name]).max() for name, array in mine.items()}
     assert max(error.values()) < 0.02 * RATE, error
     assert max(np.abs(array - before[name]).max() for name, array in mine.items()) > 1.8 * RATE
+
+
+PRESETS = [
+    name
+    for name in MODEL_PRESETS
+    if name.startswith(("gemma2_", "gemma3_", "qwen", "mistral_", "olmo2_"))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_parameters_that_transformers_gives_them(name):
+    import torch
+    import transformers
+
+    config = MODEL_PRESETS[name]
+    written = configs.to_config(config, 64)
+    made = transformers.AutoConfig.for_model(**written)
+    with torch.device("meta"):
+        model = getattr(transformers, written["architectures"][0])(made)
+    assert sum(each.numel() for each in model.parameters()) == parameter_total(config)
