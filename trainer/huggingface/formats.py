@@ -365,6 +365,8 @@ def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
 def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
     if TRANSFORMERS not in config.mixer_facts.exports:
         raise KeyError(config.mixer)
+    if config.value("norm_placement") not in ("pre", "primer_alternating"):
+        raise KeyError(config.norm_placement)
     module = f"modeling_{CUSTOM}"
     layer = decoder_layer(config)
     return {

@@ -399,7 +399,8 @@ class ModelConfig:
     def attentions(self) -> tuple[str, ...]:
         fitting = self.mixer_facts.attentions
         without: set[str] = set()
-        if self.facts("cross_attention").merges or not self.facts("position").fuses:
+        windows = self.part("attention_window").name != "none"
+        if windows or self.facts("cross_attention").merges or not self.facts("position").fuses:
             without.add("pallas")
         reads = any(facts.reads_weights for facts in self.stack_parts.values())
         if reads or self.attention_weights != "softmax" or self.attention_softcap is not None:
