@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tasks.terminal.fields import REQUIRED, ReadIf, above, field, one_of, require
+from tasks.terminal.fields import REQUIRED, ReadIf, field, one_of, require
 from trainer.model.capabilities import ENCODER, FamilyFacts, MixerFacts
 from trainer.model.config_checks import check
 from trainer.model.device import ATTENTION_NAMES, AUTO, SOFTMAX_DTYPES, Device, fills_tiles
@@ -76,7 +76,6 @@ class ModelConfig:
     logits_softcap: float | None = field(
         None,
         "limit c of logits x, which become c * tanh(x / c), as in Gemma 2; None: no limit",
-        rule=above(0),
     )
     mlp_activations: tuple[str, ...] | None = field(
         None,
@@ -145,7 +144,6 @@ class ModelConfig:
         None,
         "limit c of scaled attention logits x, which become c * tanh(x / c), as in Gemma 2; no "
         "fused kernel computes it; None: no limit",
-        rule=above(0),
     )
     attention_window: str = field(
         "none",

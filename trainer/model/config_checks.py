@@ -135,7 +135,7 @@ def _check_heads(config: Any) -> None:
 
 
 def _check_logits(config: Any) -> None:
-    for name in ("attention_scale", "logits_scale"):
+    for name in ("attention_scale", "attention_softcap", "logits_scale", "logits_softcap"):
         if (value := getattr(config, name)) is not None:
             require_of(config, 0 < value < math.inf, name, "a finite number above 0")
     zeros = {*config.zero_init}
