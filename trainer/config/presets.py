@@ -243,6 +243,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
     **_of_zoo("primer_presets"),
     **{f"mup_{size}": config for size, config in _MUP.items()},
     **_of_zoo("march_presets"),
+    **_of_zoo("decoder_presets"),
 }
 
 

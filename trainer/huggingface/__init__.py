@@ -30,7 +30,7 @@ def model_config(path: str) -> ModelConfig:
 
 
 def _read(path: str) -> tuple[ModelConfig, str]:
-    from trainer.huggingface.formats import from_config
+    from trainer.huggingface.config_json import from_config
 
     folder = files.local_path(path)
     where = os.path.join(folder, CONFIG)

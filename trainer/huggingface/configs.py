@@ -2,31 +2,20 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
+from trainer.huggingface.config_json import from_config
 from trainer.huggingface.folding import folded
-from trainer.huggingface.formats import CUSTOM, KINDS, from_config
+from trainer.huggingface.formats import CUSTOM
+from trainer.huggingface.kinds import KINDS, candidates
 from trainer.huggingface.names import logits_are_tied
 from trainer.model.config import ModelConfig
 from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
 
 # Families that modeling_palimpsest.py supports.
 OF_CUSTOM_CODE = ("lm", "primer")
-
-# Family -> candidate model_types; the first one that is equivalent is written.
-_KINDS: Mapping[str, tuple[str, ...]] = {
-    "t5_1_0": ("t5", "umt5"),
-    "t5_1_1": ("t5", "umt5"),
-    "llama": ("llama", "gemma", "gpt2"),
-    "gemma": ("gemma", "llama"),
-    "gpt2": ("gpt2",),
-    "lm": (CUSTOM, "llama", "gemma", "gpt2"),
-    "primer": (CUSTOM, "llama", "gpt2"),
-    "bert": ("bert",),
-}
 
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
@@ -40,7 +29,7 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
         )
     if config.family == "bert_pre_ln":
         return "BertForMaskedLM has norms after the sublayers, but family bert_pre_ln before them"
-    if config.family not in _KINDS:
+    if not candidates(config.family):
         return f"transformers has no model of family {config.family}"
     if config.family == "bert" and config.position_scheme != "absolute":
         return f"BertForMaskedLM uses learned positions, but this model uses {config.position}"
@@ -51,7 +40,7 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     # The cause is the activations, head sizes or another change to the family.
     found = _plain(config)
     with contextlib.suppress(KeyError, UserError):
-        found = _there_and_back(config, _KINDS[config.family][0])
+        found = _there_and_back(config, candidates(config.family)[0])
     # Ignore multipliers, which can be folded away, and the family, which other fields define.
     changed = ", ".join(
         each for each in different_fields(found, folded(config)) if not each.startswith("family ")
@@ -67,7 +56,7 @@ def model_type(config: ModelConfig) -> str | None:
 def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
     """Returns the model to write (multipliers folded if needed) and its model_type or None."""
     for each in dict.fromkeys((config, folded(config))):
-        for kind in _KINDS.get(config.family, ()):
+        for kind in candidates(config.family):
             with contextlib.suppress(KeyError, UserError):
                 if same_model(_there_and_back(each, kind), each):
                     return each, kind

@@ -42,28 +42,21 @@ exponential_decay_length_penalty suppress_tokens begin_suppress_tokens max_new_t
 max_position_embeddings max_sequence_length model_max_length n_positions n_ctx
 """
 _INERT = frozenset(_NAMES.split())
-_T5 = ("is_decoder", "scalable_attention", "num_cdq_heads")
-# Of positions that the model does not have.
-_BERT = (
-    *("relative_attention_num_buckets", "relative_last_bucket_distance"),
-    *("rotary_dim", "rotary_base"),
-)
-# model_type -> further fields without effect.
-_INERT_OF: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), frozenset(_T5)),
-    **dict.fromkeys(("llama", "gemma", "gpt2"), frozenset({"is_decoder"})),
-    "palimpsest": frozenset({"auto_map", "is_decoder"}),
-    "bert": frozenset(_BERT),
-}
 # Number of unknown fields in a message, and characters of a value.
 _NAMED, _SHOWN = 3, 40
 
 
 class Fields:
-    """The non-null fields of a config.json; remembers which were read."""
+    """The non-null fields of a config.json, and names of the others; remembers which were read."""
 
-    def __init__(self, fields: Mapping[str, Any], where: str, tensors: Collection[str]):
-        self._fields, self._where, self.tensors = dict(fields), where, tensors
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        where: str,
+        tensors: Collection[str],
+        nulls: Collection[str] = (),
+    ):
+        self._fields, self._where, self.tensors, self._nulls = dict(fields), where, tensors, nulls
         self._read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
@@ -71,6 +64,9 @@ class Fields:
         if name not in self._fields:
             raise UserError(f"{self._where} has no field {name}")
         return self._fields[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
 
     def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
         """Returns the named sizes and the vocabulary's, under our names."""
@@ -80,6 +76,10 @@ class Fields:
     def get(self, name: str, default: Any) -> Any:
         self._read.add(name)
         return self._fields.get(name, default)
+
+    def nullable(self, name: str, default: Any) -> Any:
+        """Returns a field's value; None if the file says null, `default` if it lacks the field."""
+        return None if name in self._nulls else self.get(name, default)
 
     def present(self, name: str) -> dict[str, Any]:
         """Returns the field by its name; {} if there is none."""
@@ -100,9 +100,12 @@ class Fields:
                 return ours
         raise UserError(f"{self._where}: {name} is {found}, not one of {', '.join(known.values())}")
 
-    def refuse_unknown(self) -> None:
-        """Raises a UserError if there are fields that were not read and may have an effect."""
-        inert = _INERT | _INERT_OF[self._fields["model_type"]] | self._read
+    def refuse_unknown(self, inert: Collection[str]) -> None:
+        """Raises a UserError if there are fields that were not read and may have an effect.
+
+        `inert` are fields without effect in this type of model.
+        """
+        inert = _INERT | {*inert} | self._read
         unknown = [
             f"{name} is {_short(v)}" for name, v in self._fields.items() if name not in inert
         ]

@@ -20,7 +20,8 @@ def folded(config: ModelConfig) -> ModelConfig:
     """Returns the model for `fold`'s parameters; `config` itself if there is nothing to fold."""
     norm = config.part("norm")
     changed: dict[str, Any] = {}
-    if getattr(norm.options, "gain", "vector") in ("none", "scalar"):
+    pre = config.value("norm_placement") == "pre"
+    if pre and getattr(norm.options, "gain", "vector") in ("none", "scalar"):
         changed["norm"] = str(Choice(norm.name, replace(norm.options, gain="vector")))
     named = config.attention_scale, config.logits_scale
     foreign = config.part("parametrisation").name == "mup" or named != (None, None)

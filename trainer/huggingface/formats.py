@@ -1,13 +1,13 @@
-"""Reads and writes transformers' config.json; each model_type is a row of KINDS."""
+"""Reads and writes transformers' config.json; `shapes` has more model types."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAD_ID
-from trainer.huggingface import special_ids, t5_experiments
-from trainer.huggingface.fields import Fields, is_number, unset
+from trainer.huggingface import names, t5_experiments
+from trainer.huggingface.fields import Fields, unset
+from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
 from trainer.model import parts
 from trainer.model.capabilities import TRANSFORMERS
@@ -87,42 +87,8 @@ def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return {theirs: getattr(config, ours) for theirs, ours in names.items()}
 
 
-def from_config(
-    written: Mapping[str, Any],
-    where: str,
-    tensors: Collection[str] = (),
-    ids: special_ids.Ids | None = None,
-) -> ModelConfig:
-    """Returns the model of a config.json at `where`: its sizes and dropout, otherwise our defaults.
-
-    `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
-    tied, but stores the kernel of untied logits. `ids` are the folder's special ids, if known.
-    A UserError names an unsupported or unknown field.
-    """
-    kind = str(written.get("model_type"))
-    if kind not in KINDS:
-        raise UserError(f"{where}: model_type is {kind}, not one of {', '.join(sorted(KINDS))}")
-    fields = {name: value for name, value in written.items() if not unset(value)}
-    known = Fields(fields, where, tensors)
-    try:
-        for name in ("add_cross_attention", "tie_encoder_decoder"):
-            known.require(name, False)
-        model = KINDS[kind].read(known)
-        known.refuse_unknown()
-        if ids and model.architecture == "encoder_decoder":
-            start = special_ids.start(ids, where, model.vocab_size)
-            model = dataclasses.replace(model, start_id=start)
-        return model
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from error
-    except TypeError as error:
-        texts = [f"{name} is {value!r}" for name, value in fields.items() if is_number(value)]
-        if not texts:
-            raise
-        raise UserError(f"{where}: {', '.join(texts)}: write numbers without quotes") from error
-
-
-def _norm(kind: str, epsilon: float, **others: Any) -> str:
+def norm_of(kind: str, epsilon: float, **others: Any) -> str:
+    """Returns the text of a norm."""
     return str(Choice(kind, _NORM_OPTIONS[kind](epsilon=float(epsilon), **others)))
 
 
@@ -158,19 +124,24 @@ def _from_t5(fields: Fields) -> ModelConfig:
         tied_logits=tied,
         logits_scale=tied_scale if scaled else unscaled,
         mlp_activations=projection,
-        norm=_norm("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
+        norm=norm_of("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
         position=str(Choice(PER_LAYER if kind == "umt5" else "relative", relative)),
         **t5_experiments.t5_parts(fields),
     )
 
 
-def _from_decoder(
-    fields: Fields, family: str, gated: bool = True, activation: str = "silu", **pieces: Any
+def from_decoder(
+    fields: Fields,
+    family: str,
+    gated: bool = True,
+    activation: str = "silu",
+    activation_field: str = "hidden_act",
+    **pieces: Any,
 ) -> ModelConfig:
     """Returns a decoder; `activation` is transformers' default if the field is missing."""
     heads = fields["num_attention_heads"]
     kv_heads = fields.get("num_key_value_heads", heads)
-    activation = fields.named("hidden_act", ACTIVATIONS, activation)
+    activation = fields.named(activation_field, ACTIVATIONS, activation)
     return ModelConfig(
         family=family,
         **fields.sizes(_DECODER),
@@ -182,8 +153,14 @@ def _from_decoder(
     )
 
 
-def _rotary(fields: Fields) -> str:
+def read_rotary(fields: Fields) -> str:
+    """Returns rotary positions from rope_parameters, or from the fields of older releases."""
     rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
+    return rotary_of(rope, fields)
+
+
+def rotary_of(rope: Mapping[str, Any], fields: Fields, base: float = 10_000.0) -> str:
+    """Returns rotary positions; `base` is transformers' default where no file names one."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
         raise ValueError(f"rotary positions of kind {kind}, not one of {', '.join(_SCALINGS)}")
@@ -192,7 +169,7 @@ def _rotary(fields: Fields) -> str:
         if not (known or unset(value) or (name, value) == ("partial_rotary_factor", 1.0)):
             raise ValueError(f"rotary positions with {name} {value!r}, which our models lack")
     fields.require("rope_interleaved", False)
-    base = float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
+    base = float(rope.get("rope_theta", fields.get("rope_theta", base)))
     values: dict[str, Any] = {"base": base, **({} if kind == "default" else {"scaling": kind})}
     for theirs, ours in _SCALINGS[kind].items():
         value = rope.get(theirs)
@@ -205,11 +182,11 @@ def _rotary(fields: Fields) -> str:
 
 
 def _from_llama(fields: Fields) -> ModelConfig:
-    return _from_decoder(
+    return from_decoder(
         fields,
         "llama",
-        norm=_norm("rms_norm", fields.get("rms_norm_eps", 1e-6)),
-        position=_rotary(fields),
+        norm=norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6)),
+        position=read_rotary(fields),
         attention_bias=fields.get("attention_bias", False),
         mlp_bias=fields.get("mlp_bias", False),
         tied_logits=fields.get("tie_word_embeddings", False),
@@ -222,12 +199,12 @@ def _from_gemma(fields: Fields) -> ModelConfig:
     fields.require("use_bidirectional_attention", None)
     for name in ("head_dim", "num_key_value_heads"):
         fields[name]  # required, because transformers' defaults differ from ours
-    config = _from_decoder(
+    config = from_decoder(
         fields,
         "gemma",
         activation="gelu_new",
-        norm=_norm("rms_norm", fields.get("rms_norm_eps", 1e-6), gain="offset"),
-        position=_rotary(fields),
+        norm=norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6), gain="offset"),
+        position=read_rotary(fields),
         attention_bias=fields.get("attention_bias", False),
         tied_logits=fields.get("tie_word_embeddings", True),
     )
@@ -253,7 +230,7 @@ def _from_gpt2(fields: Fields) -> ModelConfig:
         dropout_rate=fields.get("resid_pdrop", 0.1),
         tied_logits=fields.get("tie_word_embeddings", True),
         mlp_activations=(fields.named("activation_function", ACTIVATIONS, "gelu_new"),),
-        norm=_norm("layer_norm", fields.get("layer_norm_epsilon", 1e-5)),
+        norm=norm_of("layer_norm", fields.get("layer_norm_epsilon", 1e-5)),
     )
 
 
@@ -265,7 +242,7 @@ def _from_custom(fields: Fields) -> ModelConfig:
     fields.require("rms_norm_eps", 1e-6)
     fields.require("relative_attention_num_buckets", OUR_BUCKETS)
     fields.require("relative_attention_max_distance", OUR_DISTANCE)
-    return _from_decoder(
+    return from_decoder(
         fields,
         str(fields.get("family", "lm")),
         bool(fields.get("gated_mlp", True)),
@@ -285,11 +262,12 @@ def _from_bert(fields: Fields) -> ModelConfig:
         dropout_rate=fields.get("hidden_dropout_prob", 0.1),
         tied_logits=fields.get("tie_word_embeddings", True),
         mlp_activations=(fields.named("hidden_act", ACTIVATIONS, "gelu"),),
-        norm=_norm("layer_norm", fields.get("layer_norm_eps", 1e-12)),
+        norm=norm_of("layer_norm", fields.get("layer_norm_eps", 1e-12)),
     )
 
 
-def _epsilon(config: ModelConfig) -> float:
+def epsilon_of(config: ModelConfig) -> float:
+    """Returns the norm's epsilon; raises KeyError if it has none."""
     norm = config.part("norm")
     if not hasattr(norm.options, "epsilon"):
         raise KeyError(norm.name)
@@ -309,7 +287,7 @@ def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
         "feed_forward_proj": T5_PROJECTIONS[activations(config)],
         "relative_attention_num_buckets": relative.num_buckets,
         "relative_attention_max_distance": relative.max_distance,
-        "layer_norm_epsilon": _epsilon(config),
+        "layer_norm_epsilon": epsilon_of(config),
         "dropout_rate": config.dropout_rate,
         "decoder_start_token_id": PAD_ID,
         # Without this field, transformers scales tied logits.
@@ -330,36 +308,45 @@ def _to_decoder(config: ModelConfig, positions: int) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
         "head_dim": config.head_dim,
         "hidden_act": ACTIVATIONS[activations(config)[0]],
-        "rms_norm_eps": _epsilon(config),
+        "rms_norm_eps": epsilon_of(config),
         # Rows begin with id 0 in training.
         "bos_token_id": PAD_ID,
     }
 
 
-def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
+def written_rotary(config: ModelConfig) -> dict[str, Any]:
+    """Returns rope_parameters; raises KeyError if positions are not rotary."""
     rotary = config.part("position").options
     if not isinstance(rotary, parts.Rotary):
         raise KeyError(config.position)
     kind = "default" if rotary.scaling == "none" else rotary.scaling
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": rotary.base}
-    rope |= {theirs: getattr(rotary, ours) for theirs, ours in _SCALINGS[kind].items()}
-    if config.emb_dim % config.num_heads:
-        raise KeyError("num_heads")  # transformers refuses such a Llama
+    return rope | {theirs: getattr(rotary, ours) for theirs, ours in _SCALINGS[kind].items()}
+
+
+def to_rotary_decoder(config: ModelConfig, positions: int, architecture: str) -> dict[str, Any]:
+    """Returns the fields that Llama shares with decoders that are like it."""
     return {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [architecture],
         **_to_decoder(config, positions),
         "max_position_embeddings": positions,
-        "rope_parameters": rope,
+        "rope_parameters": written_rotary(config),
         "attention_bias": bool(config.value("attention_bias")),
-        "mlp_bias": bool(config.value("mlp_bias")),
     }
 
 
+def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
+    if config.emb_dim % config.num_heads:
+        raise KeyError("num_heads")  # transformers refuses such a Llama
+    written = to_rotary_decoder(config, positions, "LlamaForCausalLM")
+    return {**written, "mlp_bias": bool(config.value("mlp_bias"))}
+
+
 def _to_gemma(config: ModelConfig, positions: int) -> dict[str, Any]:
-    written = _to_llama(config, positions) | {"architectures": ["GemmaForCausalLM"]}
-    # Gemma has no such field, and uses torch's name for its activation.
-    del written["mlp_bias"]
-    return {**written, "hidden_act": "gelu_pytorch_tanh"}
+    if config.emb_dim % config.num_heads:
+        raise KeyError("num_heads")  # transformers refuses such a Gemma
+    written = to_rotary_decoder(config, positions, "GemmaForCausalLM")
+    return {**written, "hidden_act": "gelu_pytorch_tanh"}  # Gemma uses torch's name
 
 
 def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
@@ -368,7 +355,7 @@ def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
         **_sizes(config, _GPT2),
         "n_inner": config.mlp_dim,
         "activation_function": ACTIVATIONS[activations(config)[0]],
-        "layer_norm_epsilon": _epsilon(config),
+        "layer_norm_epsilon": epsilon_of(config),
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout_rate),
         # Rows begin with id 0 in training.
         "bos_token_id": PAD_ID,
@@ -378,6 +365,8 @@ def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
 def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
     if TRANSFORMERS not in config.mixer_facts.exports:
         raise KeyError(config.mixer)
+    if config.value("norm_placement") not in ("pre", "primer_alternating"):
+        raise KeyError(config.norm_placement)
     module = f"modeling_{CUSTOM}"
     layer = decoder_layer(config)
     return {
@@ -407,27 +396,34 @@ def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
         "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.dropout_rate,
         "type_vocab_size": 2,
-        "layer_norm_eps": _epsilon(config),
+        "layer_norm_eps": epsilon_of(config),
     }
 
 
-class Kind(NamedTuple):
-    """The reader and writer of a model_type.
-
-    `write` takes the length of the longest training row. It raises KeyError if its type cannot
-    express the model; `configs.model_type` finds other differences by reading the result back.
-    """
-
-    read: Callable[[Fields], ModelConfig]
-    write: Callable[[ModelConfig, int], dict[str, Any]]
-
-
-KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(("t5", "mt5"), Kind(_from_t5, _to_t5)),
-    "umt5": Kind(_from_t5, _to_umt5),
-    "llama": Kind(_from_llama, _to_llama),
-    "gemma": Kind(_from_gemma, _to_gemma),
-    "gpt2": Kind(_from_gpt2, _to_gpt2),
-    CUSTOM: Kind(_from_custom, _to_custom),
-    "bert": Kind(_from_bert, _to_bert),
-}
+_DECODERS = frozenset({"is_decoder"})
+_OF_T5 = frozenset({"is_decoder", "scalable_attention", "num_cdq_heads"})
+# Of positions that the model does not have.
+_OF_BERT = frozenset(
+    {
+        *("relative_attention_num_buckets", "relative_last_bucket_distance"),
+        *("rotary_dim", "rotary_base"),
+    }
+)
+_T5S = ("t5_1_0", "t5_1_1")
+KINDS[CUSTOM] = Kind(
+    _from_custom, _to_custom, names.decoder, ("lm", "primer"), "model.", _DECODERS | {"auto_map"}
+)
+KINDS["t5"] = Kind(_from_t5, _to_t5, names.t5, _T5S, inert=_OF_T5)
+KINDS["mt5"] = KINDS["t5"]._replace(families=())
+KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5)
+KINDS["llama"] = Kind(
+    *(_from_llama, _to_llama, names.decoder, ("llama", "gemma", "lm", "primer"), "model."),
+    _DECODERS,
+)
+KINDS["gemma"] = KINDS["llama"]._replace(
+    read=_from_gemma, write=_to_gemma, families=("gemma", "llama", "lm")
+)
+KINDS["gpt2"] = Kind(
+    *(_from_gpt2, _to_gpt2, names.gpt2, ("gpt2", "llama", "lm", "primer"), names.GPT2), _DECODERS
+)
+KINDS["bert"] = Kind(_from_bert, _to_bert, names.bert, ("bert",), "bert.", _OF_BERT)

@@ -8,7 +8,7 @@ modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -17,6 +17,7 @@ from flax import traverse_util
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.huggingface import t5_experiments
+from trainer.huggingface.kinds import KINDS
 from trainer.model.attention import DotProductAttention
 from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
@@ -29,7 +30,7 @@ Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
-_GPT2 = "transformer."
+GPT2 = "transformer."
 # Projections that GPT-2 stores as one tensor.
 _JOINED = ("query", "key", "value")
 
@@ -84,7 +85,7 @@ def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
-    modules = _MODULES[kind](config)
+    modules = KINDS[kind].tensors(config)
     if not logits_are_tied(config):
         bert = ("mlm_head/logits_dense/kernel", "cls.predictions.decoder")
         path, module = bert if kind == "bert" else ("decoder/logits_dense/kernel", "lm_head")
@@ -98,7 +99,7 @@ def places(config: ModelConfig, kind: str) -> dict[str, Place]:
 def _place(path: str, module: str) -> Place:
     *_, owner, name = path.split("/")
     tensor = name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
-    is_gpt2 = module.startswith(_GPT2)
+    is_gpt2 = module.startswith(GPT2)
     part = (_JOINED.index(owner), len(_JOINED)) if module.endswith(".c_attn") else (0, 1)
     return Place(f"{module}.{tensor}", name in _TRANSPOSED and not is_gpt2, *part)
 
@@ -134,17 +135,11 @@ EMBEDDINGS = (
 KERNELS = frozenset({"lm_head.weight", "cls.predictions.decoder.weight"})
 # Names that early releases gave to a norm's parameters.
 _EARLY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# model_type -> beginning of all names but the heads', which a model without a head lacks.
-_BEGINNINGS = {
-    **dict.fromkeys(("llama", "gemma", "palimpsest"), "model."),
-    "gpt2": _GPT2,
-    "bert": "bert.",
-}
 
 
 def _renamed(tensors: Mapping[str, np.ndarray], kind: str) -> Tensors:
     """Returns tensors under the names that current releases of transformers write."""
-    beginning, found = _BEGINNINGS.get(kind, ""), dict(tensors)
+    beginning, found = KINDS[kind].beginning, dict(tensors)
     if beginning and not any(name.startswith(beginning) for name in tensors):
         heads = (*_HEADS, beginning)
         found = {n if n.startswith(heads) else beginning + n: t for n, t in tensors.items()}
@@ -289,7 +284,7 @@ def _layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> 
     }
 
 
-def _t5(config: ModelConfig) -> dict[str, str]:
+def t5(config: ModelConfig) -> dict[str, str]:
     modules = {"token_embedder/embedding": "shared"}
     for stack, number, mixers in (
         ("encoder", config.num_encoder_layers, ("attention",)),
@@ -320,13 +315,25 @@ def _t5(config: ModelConfig) -> dict[str, str]:
     return modules
 
 
-def _decoder(config: ModelConfig) -> dict[str, str]:
-    """Returns LlamaForCausalLM's names, which Gemma and our modelling file share."""
+# Placement of norms -> {our norm without its ending: transformers' norm}.
+_INPUT, _AFTER = "input_layernorm", "post_attention_layernorm"
+_DECODER_NORMS: Mapping[str, Mapping[str, str]] = {
+    "pre": {"pre_self_attention": _INPUT, "pre_mlp": _AFTER},
+    "branch": {"post_self_attention": _AFTER, "post_mlp": "post_feedforward_layernorm"},
+    "sandwich": {
+        "pre_self_attention": _INPUT,
+        "post_self_attention": _AFTER,
+        "pre_mlp": "pre_feedforward_layernorm",
+        "post_mlp": "post_feedforward_layernorm",
+    },
+    "primer_alternating": {"pre_self_attention": _INPUT, "post_mlp": "post_feedforward_layernorm"},
+}
+
+
+def decoder(config: ModelConfig) -> dict[str, str]:
+    """Returns the names of LlamaForCausalLM and of models like it, ours included."""
     layer = decoder_layer(config)
     mixer = cast(DotProductAttention, layer.mixer)  # the only kind that can be exported
-    second = ("pre_mlp_layer_norm", "post_attention_layernorm")
-    if layer.placements.feed_forward is not None:
-        second = ("post_mlp_layer_norm", "post_feedforward_layernorm")
     attention = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
     if mixer.shared_query_key:
         attention = {**attention, "query_from_key": "q_from_k"}
@@ -335,11 +342,17 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
     mlp = {"wi_0": "gate_proj", "wi_1": "up_proj"} if gated else {"wi": "up_proj"}
     mlp["wo"] = "down_proj"
     has_bias = layer.norm.has_bias
-    inside = _affine("pre_self_attention_layer_norm", "input_layernorm", has_bias)
-    inside |= _affine(*second, has_bias)
+    inside: dict[str, str] = {}
+    for ours, theirs in _DECODER_NORMS[config.value("norm_placement")].items():
+        inside |= _affine(f"{ours}_layer_norm", theirs, has_bias)
+    if mixer.query_key_norm is not None:
+        inside |= _affine("self_attention/query_norm", "self_attn.q_norm", has_bias)
+        inside |= _affine("self_attention/key_norm", "self_attn.k_norm", has_bias)
+    bias, out_bias = config.value("attention_bias"), config.attention_out_bias
     for mine, name in attention.items():
         ours, theirs = f"self_attention/{mine}", f"self_attn.{name}"
-        inside |= _affine(ours, theirs, config.value("attention_bias"))
+        own = bias if mine != "out" or out_bias is None else out_bias
+        inside |= _affine(ours, theirs, own)
         if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
             for step in range(getattr(mixer.convolution, "width", 0)):
                 inside[f"{ours}_convolution/tap_{step}"] = f"self_attn.{name[0]}_conv"
@@ -355,7 +368,7 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
     return modules
 
 
-def _gpt2(config: ModelConfig) -> dict[str, str]:
+def gpt2(config: ModelConfig) -> dict[str, str]:
     inside = {
         **_affine("pre_self_attention_layer_norm", "ln_1"),
         **_affine("pre_mlp_layer_norm", "ln_2"),
@@ -366,14 +379,14 @@ def _gpt2(config: ModelConfig) -> dict[str, str]:
     for name in _JOINED:
         inside |= _affine(f"self_attention/{name}", "attn.c_attn")
     return {
-        "decoder/token_embedder/embedding": f"{_GPT2}wte",
-        "decoder/position_embedder/pos_embedding": f"{_GPT2}wpe",
-        **_affine("decoder/decoder_norm", f"{_GPT2}ln_f"),
-        **_layers("decoder", config.num_decoder_layers, f"{_GPT2}h", inside),
+        "decoder/token_embedder/embedding": f"{GPT2}wte",
+        "decoder/position_embedder/pos_embedding": f"{GPT2}wpe",
+        **_affine("decoder/decoder_norm", f"{GPT2}ln_f"),
+        **_layers("decoder", config.num_decoder_layers, f"{GPT2}h", inside),
     }
 
 
-def _bert(config: ModelConfig) -> dict[str, str]:
+def bert(config: ModelConfig) -> dict[str, str]:
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
         "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
@@ -409,11 +422,3 @@ def _bert(config: ModelConfig) -> dict[str, str]:
 
 def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:
     return ("wi_0", "wi_1") if len(activations(config)) == 2 else ("wi",)
-
-
-_MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
-    **dict.fromkeys(("llama", "gemma", "palimpsest"), _decoder),
-    "gpt2": _gpt2,
-    "bert": _bert,
-}

@@ -20,6 +20,7 @@ from trainer.model.mixers import View, project_out, split_heads
 from trainer.model.norms import Norm
 from trainer.model.parameters import SOURCE_KERNEL
 from trainer.model.parametrisation import narrowed
+from trainer.model.parts import JOINED
 from trainer.model.sparsity import Pattern
 from trainer.model.stack_parts import CrossAttention
 
@@ -53,7 +54,7 @@ class DotProductAttention(Buildable):
       num_kv_heads: heads of keys and values, each used by several query heads (Ainslie et al. 2023,
         arXiv:2305.13245). None means `num_heads`.
       query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
-        2023, arXiv:2302.05442).
+        2023, arXiv:2302.05442); `joined_norm`: all heads' together, as in OLMo 2.
       value_part: changes joined values; maps (v_BSJ, deterministic) to [B, S, J].
       pattern: key blocks that each query block sees, in self-attention. None means all.
 
@@ -68,6 +69,7 @@ class DotProductAttention(Buildable):
     learned_logits: Buildable | None = None
     num_kv_heads: int | None = None
     query_key_norm: Norm | None = None
+    joined_norm: bool = False
     value_part: Buildable | None = None
     mixed_part: MixedPart | None = None
     pattern: Pattern | None = None
@@ -178,6 +180,8 @@ class DotProductAttention(Buildable):
 
     def _normalise(self, shared: Shared, projected: Array, name: str) -> Array:
         assert self.query_key_norm is not None
+        if self.joined_norm:
+            return self.query_key_norm.build(shared, f"{name}_norm", "joined_kv")(projected)
         norm = self.query_key_norm.build(shared, f"{name}_norm", "kv")
         return norm(split_heads(projected, self.head_dim)).reshape(projected.shape)
 
@@ -189,6 +193,7 @@ def attention(config: ModelConfig, **changes: Any) -> DotProductAttention:
         config.head_dim,
         num_kv_heads=config.num_kv_heads,
         query_key_norm=config.build("norm") if config.query_key_norm else None,
+        joined_norm=config.query_key_norm_over == JOINED,
         **changes,
     )
 

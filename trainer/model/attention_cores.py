@@ -119,9 +119,11 @@ def choose(at: Attending) -> str:
         longest = max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows))
         fits = (
             view.predicate is not None
+            and view.predicate.window is None
             and not view.watches("weights_BHLS")
             and at.added_logits is None
             and shared.attention_weights == "softmax"
+            and shared.attention_softcap is None
             and (pattern is None or (not device.is_gpu and _tiles(at, pattern)))
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)

@@ -13,6 +13,7 @@ from trainer.model.parts import (
     ACTIVATION_NAMES,
     FAMILIES,
     FULL_PATTERN,
+    JOINED,
     SLOTS,
     STACK_PARTS,
     WEIGHT_NAMES,
@@ -72,6 +73,10 @@ class ModelConfig:
         "factor of the logits; None means 1, but for tied logits emb_dim ** -0.5 in T5 and Primer, "
         "and muP's factor in muP",
     )
+    logits_softcap: float | None = field(
+        None,
+        "limit c of logits x, which become c * tanh(x / c), as in Gemma 2; None: no limit",
+    )
     mlp_activations: tuple[str, ...] | None = field(
         None,
         "activations that the feed-forward sublayer multiplies, separated by commas, from "
@@ -121,10 +126,31 @@ class ModelConfig:
     query_key_norm: bool = field(
         False, "normalise the queries and keys of each head with `norm`, before they are rotated"
     )
+    query_key_norm_over: str = field(
+        "head",
+        "channels that query_key_norm normalises together: each head's (head), or all heads' "
+        "(joined), as in OLMo 2",
+        choices=("head", JOINED),
+        read_if=ReadIf(
+            lambda config: config.model.query_key_norm, "without --model.query_key_norm", whole=True
+        ),
+    )
     attention_scale: float | None = field(
         None,
         "factor for attention logits; the standard parametrisation folds the rest of head_dim ** "
         "-0.5 into the initial queries; None uses the parametrisation's own (1 in T5)",
+    )
+    attention_softcap: float | None = field(
+        None,
+        "limit c of scaled attention logits x, which become c * tanh(x / c), as in Gemma 2; no "
+        "fused kernel computes it; None: no limit",
+    )
+    attention_window: str = field(
+        "none",
+        "how far layers see: everything (none), or in some layers only a window (sliding); options "
+        "as in sliding:window=4096,layers=lg, where the letters, repeated, make layers local or "
+        "global",
+        choices=SLOTS["attention_window"],
     )
     attention_weights: str = field(
         "softmax",
@@ -146,8 +172,10 @@ class ModelConfig:
     norm_placement: str | None = field(
         None,
         "norms before every sublayer (pre), the same without a residual around the mixer "
-        "(pre_without_mixer_residual); after every sum as in BERT (post); or before the mixer and "
-        "after the feed-forward sublayer as in Primer (primer_alternating); None uses the family's",
+        "(pre_without_mixer_residual); after every sum as in BERT (post); of every sublayer's "
+        "output as in OLMo 2 (branch), or of its input and output as in Gemma 2 (sandwich); or "
+        "before the mixer and after the feed-forward sublayer as in Primer (primer_alternating); "
+        "None uses the family's",
         choices=SLOTS["norm_placement"],
     )
     parallel_blocks: str = field(
@@ -174,6 +202,11 @@ class ModelConfig:
     )
     attention_bias: bool | None = field(
         None, "use biases in attention projections; None follows the family"
+    )
+    attention_out_bias: bool | None = field(
+        None,
+        "use a bias in the last projection of attention, whatever attention_bias says of the "
+        "others, as in Qwen 2; None follows attention_bias",
     )
     parametrisation: str | None = field(
         None,
@@ -364,10 +397,11 @@ class ModelConfig:
     def attentions(self) -> tuple[str, ...]:
         fitting = self.mixer_facts.attentions
         without: set[str] = set()
-        if self.facts("cross_attention").merges or not self.facts("position").fuses:
+        windows = self.part("attention_window").name != "none"
+        if windows or self.facts("cross_attention").merges or not self.facts("position").fuses:
             without.add("pallas")
         reads = any(facts.reads_weights for facts in self.stack_parts.values())
-        if reads or self.attention_weights != "softmax":
+        if reads or self.attention_weights != "softmax" or self.attention_softcap is not None:
             without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
         name, pattern = self.part("attention_pattern")
         if name != FULL_PATTERN and not fills_tiles(pattern.block):

@@ -116,10 +116,18 @@ def _check_heads(config: Any) -> None:
     for name, changed, fits in (
         ("num_kv_heads", config.num_kv_heads is not None, facts.groups),
         ("query_key_norm", config.query_key_norm, facts.queries),
+        ("attention_softcap", config.attention_softcap is not None, facts.queries),
+        ("attention_window", config.part("attention_window").name != "none", facts.selects),
         ("attention_scale", config.attention_scale is not None, facts.queries),
         ("zero_init", "query" in config.zero_init, facts.queries),
     ):
         require_of(config, not changed or fits, name, f"unset with mixer {mixer!r}")
+    fits = config.attention_out_bias is None or facts.queries
+    require_of(config, fits, "attention_out_bias", f"unset with mixer {mixer!r}")
+    fits = config.logits_softcap is None or config.architecture != ENCODER
+    require_of(config, fits, "logits_softcap", "unset in an encoder-only model")
+    fits = config.query_key_norm or config.query_key_norm_over == "head"
+    require_of(config, fits, "query_key_norm_over", "'head' without query_key_norm")
     if config.num_kv_heads is not None:
         fits = config.num_kv_heads > 0 and config.num_heads % config.num_kv_heads == 0
         rule = f"a divisor of num_heads, which is {config.num_heads}"
@@ -127,7 +135,7 @@ def _check_heads(config: Any) -> None:
 
 
 def _check_logits(config: Any) -> None:
-    for name in ("attention_scale", "logits_scale"):
+    for name in ("attention_scale", "attention_softcap", "logits_scale", "logits_softcap"):
         if (value := getattr(config, name)) is not None:
             require_of(config, 0 < value < math.inf, name, "a finite number above 0")
     zeros = {*config.zero_init}
@@ -179,6 +187,8 @@ def _check_pattern(config: Any) -> None:
     reading = [name for name, facts in config.stack_parts.items() if facts.reads_weights]
     for other in (
         *["attention_weights"] * (config.attention_weights != "softmax"),
+        *["attention_softcap"] * (config.attention_softcap is not None),
+        *["attention_window"] * (config.part("attention_window").name != "none"),
         *["cross_attention"] * config.facts("cross_attention").merges,
         *reading,
     ):
@@ -202,6 +212,10 @@ def _check_attention(config: Any) -> None:
     require_of(config, name in config.mixer_facts.attentions, "mixer", rule)
     rule = f"'softmax' with attention {name!r}"
     require_of(config, config.attention_weights == "softmax", "attention_weights", rule)
+    rule = f"unset with attention {name!r}"
+    require_of(config, config.attention_softcap is None, "attention_softcap", rule)
+    fits = name != "pallas" or config.part("attention_window").name == "none"
+    require_of(config, fits, "attention_window", f"'none' with attention {name!r}")
     rule = f"another one with attention {name!r}"
     require_of(config, name in config.attentions, "position", rule)
     if name == "pallas":

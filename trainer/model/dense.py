@@ -26,8 +26,9 @@ class Shared:
     """Settings of a whole model; fields not described here are as in `ModelConfig`.
 
     `dtype` ("float32" or "bfloat16") is the type of activations and matrix operands; parameters are
-    always float32. `dense_bias` adds biases to attention projections, `scale_embeddings` multiplies
-    embedded tokens by sqrt(emb_dim), and `broadcast_dropout` lets a row's positions share a draw.
+    always float32. `dense_bias` adds biases to attention projections, `out_bias` decides otherwise
+    for the last one, `scale_embeddings` multiplies embedded tokens by sqrt(emb_dim), and
+    `broadcast_dropout` lets a row's positions share a draw.
     """
 
     emb_dim: int
@@ -36,6 +37,7 @@ class Shared:
     dropout_rate: float
     parametrisation: StandardParametrisation
     dense_bias: bool = False
+    out_bias: bool | None = None
     scale_embeddings: bool = False
     broadcast_dropout: bool = True
     scan_layers: bool = False
@@ -43,6 +45,7 @@ class Shared:
     attention: str = AUTO
     softmax_dtype: str = AUTO
     attention_weights: str = "softmax"
+    attention_softcap: float | None = None
 
     def dense(
         self,
@@ -128,6 +131,14 @@ def _einsum_backward(subscripts: str, operands: Any, gradient: Array) -> tuple[A
 
 
 einsum_float32.defvjp(_einsum_forward, _einsum_backward)
+
+
+def softcapped(x: Array, cap: float | None) -> Array:
+    """Returns `cap * tanh(x / cap)`, or `x` itself if the cap is None.
+
+    Source: Gemma 2 (arXiv:2408.00118), section 2.
+    """
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def sum_leading(x: Array, axes: int) -> Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from trainer.model.dense import Buildable, Built, Shared, einsum_float32
+from trainer.model.dense import Buildable, Built, Shared, einsum_float32, softcapped
 from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import Rows
 from trainer.model.norms import Norm
@@ -91,29 +91,34 @@ class Logits(Buildable):
 
 @dataclass(frozen=True)
 class DenseLogits(Logits):
-    """Logits from a kernel of their own, `logits_dense`, times `scale`."""
+    """Logits from a kernel of their own, `logits_dense`, times `scale`, then soft-capped."""
 
     scale: float = 1.0
+    softcap: float | None = None
 
     def __call__(self, y_BLD: Array, embedder: TokenEmbedder, shared: Shared) -> Array:
         axes, start = ("embed", "vocab"), shared.parametrisation.logits()
         dense = shared.dense(shared.vocab_size, axes, start, "logits_dense", True, bias=False)
         logits_BLV = dense(y_BLD)
-        return logits_BLV if self.scale == 1 else logits_BLV * self.scale
+        return softcapped(logits_BLV if self.scale == 1 else logits_BLV * self.scale, self.softcap)
 
 
 @dataclass(frozen=True)
 class TiedLogits(Logits):
-    """Products with the token embedding, times `scale` (None: the parametrisation's multiplier)."""
+    """Products with the token embedding, times `scale`, then soft-capped.
+
+    A scale of None is the parametrisation's multiplier.
+    """
 
     scale: float | None = None
+    softcap: float | None = None
     tied = True
 
     def __call__(self, y_BLD: Array, embedder: TokenEmbedder, shared: Shared) -> Array:
         scale = self.scale
         if scale is None:
             scale = shared.parametrisation.tied_logits_multiplier(shared.emb_dim)
-        return embedder.attend(y_BLD) * scale
+        return softcapped(embedder.attend(y_BLD) * scale, self.softcap)
 
 
 @dataclass(frozen=True)

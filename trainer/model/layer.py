@@ -66,7 +66,13 @@ class Layer(nn.Module):
         def dropout(y_BLD: Array) -> Array:
             return shared.dropout()(y_BLD, deterministic)
 
-        sublayers = self._sublayers(view, surroundings, deterministic)
+        def ended(sublayer: Sublayer) -> Sublayer:
+            if sublayer.placement.output is None:
+                return sublayer
+            last = spec.norm.build(shared, f"{sublayer.placement.output}_{sublayer.norm_name}")
+            return sublayer._replace(run=lambda *args, **named: last(sublayer.run(*args, **named)))
+
+        sublayers = [ended(each) for each in self._sublayers(view, surroundings, deterministic)]
         flow = spec.arrangement(flow, view.rows, sublayers, norm, dropout)
         left = (hook.left(flow.x_BLD, view.watched) for hook in spec.hooks)
         return flow, next((each for each in left if each is not None), None)

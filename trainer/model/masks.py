@@ -36,12 +36,14 @@ class Mask(NamedTuple):
 
     Tokens see their own packed example, and padding is never seen. With `causal` they see only
     themselves and earlier positions of the row; with `prefix`, tokens in the prefix also see all of
-    it. Kernels compute the same from integers per query and key. A spec may use any other function
-    as its mask, but kernels do not support it.
+    it; with `window`, they see no key that is `window` or more positions away. Kernels compute the
+    same, except for windows, from integers per query and key. A spec may use any other function as
+    its mask, but kernels do not support it.
     """
 
     causal: bool = False
     prefix: bool = False
+    window: int | None = None
 
     @property
     def skips(self) -> bool:
@@ -55,10 +57,12 @@ class Mask(NamedTuple):
     def __call__(self, query: Rows, key: Rows) -> Array:
         key_segment_B1S = key.segment_BL[:, None, :]
         same_BLS = (query.segment_BL[:, :, None] == key_segment_B1S) & (key_segment_B1S > 0)
-        if not self.causal:
-            return same_BLS
         query_index_L1 = jnp.arange(query.segment_BL.shape[1])[:, None]
         key_index_1S = jnp.arange(key.segment_BL.shape[1])[None, :]
+        if self.window is not None:
+            same_BLS &= jnp.abs(query_index_L1 - key_index_1S) < self.window
+        if not self.causal:
+            return same_BLS
         seen_BLS = (key_index_1S <= query_index_L1)[None]
         if self.prefix and query.prefix_BL is not None and key.prefix_BL is not None:
             seen_BLS |= (query.prefix_BL[:, :, None] > 0) & (key.prefix_BL[:, None, :] > 0)
@@ -72,6 +76,13 @@ AnyMask = Mask | Callable[[Rows, Rows], Array]
 def known(mask: AnyMask | None) -> Mask | None:
     """Returns the mask if kernels support it."""
     return mask if isinstance(mask, Mask) else None
+
+
+def seen_from(mask: AnyMask, slot: Array | int, seen_BS: Array) -> Array:
+    """Returns which of a cache's seen slots the query at `slot` may see, bool [B, 1, S]."""
+    if isinstance(mask, Mask) and mask.window is not None:
+        seen_BS &= slot - jnp.arange(seen_BS.shape[1]) < mask.window
+    return seen_BS[:, None]
 
 
 def encoder_rows(batch: Mapping[str, Array]) -> Rows:

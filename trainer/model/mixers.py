@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax import Array
 
 from trainer.model.cache import Cache
-from trainer.model.dense import Shared, einsum_float32, sum_leading, tracing_device
+from trainer.model.dense import Shared, einsum_float32, softcapped, sum_leading, tracing_device
 from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import Positions
@@ -171,6 +171,7 @@ def weigh_heads(
     if view.positions.bias_BHLS is not None:
         logits_BHLS += view.positions.bias_BHLS.astype(dtype)
     logits_BHLS *= shared.parametrisation.attention_scale(v_BSGK.shape[-1])
+    logits_BHLS = softcapped(logits_BHLS, shared.attention_softcap)
     weigh = WEIGHTS[shared.attention_weights]
     weights_BHLS = weigh(logits_BHLS, view.mask_BLS[:, None]).astype(shared.dtype)
     view.watch(weights_BHLS=weights_BHLS)
@@ -189,5 +190,5 @@ def mix_heads(
 def project_out(shared: Shared, mixed_BLJ: Array) -> Array:
     """Projects joined heads [B, L, H * K] to [B, L, D], inside an attention's module."""
     axes, initializer = ("joined_kv", "embed"), shared.parametrisation.attention_out()
-    out = shared.dense(shared.emb_dim, axes, initializer, "out")
+    out = shared.dense(shared.emb_dim, axes, initializer, "out", bias=shared.out_bias)
     return out(mixed_BLJ)

@@ -128,11 +128,13 @@ class NormPlacement(NamedTuple):
     """The norm-placement slot: one residual branch, made of a norm, a sublayer and dropout.
 
     `prefix` begins the names of a layer's norms: "pre" gives `pre_mlp_layer_norm`. `branch` maps
-    (x_BLD, norm, sublayer, dropout) to [B, L, D].
+    (x_BLD, norm, sublayer, dropout) to [B, L, D]. With `output`, which begins its name, a second
+    norm follows the sublayer.
     """
 
     prefix: str
     branch: Callable[[Array, Function, Function, Function], Array]
+    output: str | None = None
 
 
 def _pre(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
@@ -143,8 +145,14 @@ def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Ar
     return norm(x + dropout(sublayer(x)))
 
 
+def _on_branch(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
+    return x + dropout(norm(sublayer(x)))
+
+
 # The residual stream itself is never normalised.
 PRE_NORM = NormPlacement("pre", _pre)
+# Normalises the output of the branch, not the sum.
+BRANCH_NORM = NormPlacement("post", _on_branch)
 # Every sublayer reads normalised states, as in BERT.
 POST_NORM = NormPlacement("post", _post)
 
@@ -158,3 +166,7 @@ class Placements(NamedTuple):
 
 
 BEFORE_SUBLAYERS, AFTER_SUMS = Placements(PRE_NORM), Placements(POST_NORM)
+# Source: OLMo 2 (arXiv:2501.00656), section 3.2.
+ON_BRANCHES = Placements(BRANCH_NORM)
+# Source: Ding et al. 2021 (arXiv:2105.13290), section 2.4; Gemma 2 (arXiv:2408.00118).
+SANDWICH = Placements(PRE_NORM._replace(output="post"))

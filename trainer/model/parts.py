@@ -36,6 +36,8 @@ WEIGHT_NAMES = ("softmax", "elu", "squared_relu", "norm_elu", "norm_squared_relu
 ZERO_NAMES = ("logits", "query", "residual")
 PER_LAYER = "relative_per_layer"
 FULL_PATTERN = "full"
+# Channels of all heads.
+JOINED = "joined"
 
 
 GAINS = ("vector", "offset", "scalar", "none")
@@ -234,6 +236,8 @@ SLOTS = {
             {"none": Part(lambda config, options, layer, count: (layer,) * count)},
             HeadFacts,
         ),
+        # Builder(config, options, stack) -> the `spec.StackSpec` with the views of its layers.
+        Slot("attention_window", {"none": Part(lambda config, options, stack: stack)}),
         # A pattern's options are a `sparsity.Pattern`.
         Slot("attention_pattern", {FULL_PATTERN: Part(lambda config, options: None)}),
         # Builder(config, options) -> `mixers.Mixer`.
@@ -284,8 +288,10 @@ SLOTS = {
         Slot(
             "norm_placement",
             {
+                "branch": Part(constant(_NORMS + "ON_BRANCHES")),
                 "post": Part(constant(_NORMS + "AFTER_SUMS"), PlacementFacts(ends_normalised=True)),
                 "pre": Part(constant(_NORMS + "BEFORE_SUBLAYERS"), PlacementFacts(parallel=True)),
+                "sandwich": Part(constant(_NORMS + "SANDWICH")),
             },
             PlacementFacts,
         ),

@@ -34,7 +34,7 @@ from trainer.model.switch import Switch
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The slots of one layer."""
+    """The slots of one layer; a mask or a position that is None is the stack's."""
 
     norm: Norm
     placements: Placements
@@ -43,6 +43,8 @@ class LayerSpec:
     cross_mixer: Mixer | None = None
     arrangement: Arrangement = sequential
     hooks: tuple[LayerHook, ...] = ()
+    mask: AnyMask | None = None
+    position: Position | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
         layer["mixer"] = attention.attention(config)
     decoder = _stack(config, config.num_decoder_layers, DECODER, cross.decoder, **layer)
     decoder = replace(decoder, mask=Mask(causal=True), cross_mask=Mask())
-    return ModelSpec(_shared(config), decoder, encoder)
+    return ModelSpec(_shared(config), _windowed(config, decoder), _windowed(config, encoder))
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:
@@ -135,12 +137,13 @@ def _decoder_only(config: ModelConfig) -> ModelSpec:
     if config.family_facts.layers is not None:
         layers = load(config.family_facts.layers)(config, decoder.layers[0])
         decoder = replace(decoder, layers=layers)
-    return ModelSpec(_shared(config), replace(decoder, mask=Mask(causal=True, prefix=True)))
+    decoder = replace(decoder, mask=Mask(causal=True, prefix=True))
+    return ModelSpec(_shared(config), _windowed(config, decoder))
 
 
 def _encoder_only(config: ModelConfig) -> EncoderSpec:
     encoder = replace(
-        _stack(config, config.num_encoder_layers, ENCODER),
+        _windowed(config, _stack(config, config.num_encoder_layers, ENCODER)),
         embedding=Embedding(_embedding_norm(config), num_types=2),
         output_dropout=False,
     )
@@ -194,14 +197,20 @@ def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, .
     )
 
 
+def _windowed(config: ModelConfig, stack: StackSpec) -> StackSpec:
+    """Returns the stack with the masks and positions of its layers."""
+    windowed: StackSpec = config.build("attention_window", stack)
+    return windowed
+
+
 def _embedding_norm(config: ModelConfig) -> Norm | None:
     return config.build("norm") if config.value("embedding_norm") else None
 
 
 def _logits(config: ModelConfig) -> Logits:
     if config.value("tied_logits"):
-        return TiedLogits(config.logits_scale)
-    return DenseLogits(config.logits_scale or 1.0)
+        return TiedLogits(config.logits_scale, config.logits_softcap)
+    return DenseLogits(config.logits_scale or 1.0, config.logits_softcap)
 
 
 def _shared(config: ModelConfig) -> Shared:
@@ -215,6 +224,8 @@ def _shared(config: ModelConfig) -> Shared:
             parametrisation, scale=config.attention_scale, zeros=config.zero_init
         ),
         dense_bias=config.value("attention_bias"),
+        out_bias=config.attention_out_bias,
+        attention_softcap=config.attention_softcap,
         scale_embeddings=config.value("scale_embeddings"),
         scan_layers=config.scan_layers,
         remat=config.remat,

@@ -5,6 +5,7 @@ Dimensions: B batch, L query length, S key length, D model, H heads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -16,11 +17,11 @@ from trainer.model.dense import Shared, rows_divided
 from trainer.model.embedding import TokenEmbedder
 from trainer.model.layer import Layer, Surroundings
 from trainer.model.layers import rematerialised, scan
-from trainer.model.masks import Rows, known
+from trainer.model.masks import AnyMask, Rows, known, seen_from
 from trainer.model.mixers import View
 from trainer.model.norms import Function
-from trainer.model.positions import Positions
-from trainer.model.spec import StackSpec
+from trainer.model.positions import Position, Positions
+from trainer.model.spec import LayerSpec, StackSpec
 
 
 class Memory(NamedTuple):
@@ -29,6 +30,19 @@ class Memory(NamedTuple):
     states_BSD: Array
     rows: Rows
     layers: tuple[Any, ...] = ()
+
+
+class Sight(NamedTuple):
+    """What decides a layer's view: its number of heads, and its own mask and position, if any."""
+
+    num_heads: int
+    mask: AnyMask | None = None
+    position: Position | None = None
+
+
+def sight(layer: LayerSpec) -> Sight:
+    """Returns what decides the view of a layer."""
+    return Sight(layer.mixer.num_heads or 1, layer.mask, layer.position)
 
 
 class Stack(nn.Module):
@@ -71,7 +85,7 @@ class Stack(nn.Module):
         def run(layer: Layer, flow: Flow, source: Any = None) -> tuple[Flow, Any]:
             if source is None and memory is not None:
                 source = memory.states_BSD
-            view = views[layer.spec.mixer.num_heads]
+            view = views[sight(layer.spec)]
             around = Surroundings(source, view, cross_view, sources)
             flow, left = layer(flow, around, deterministic)
             return flow._replace(x_BLD=rows_divided(flow.x_BLD)), left
@@ -89,33 +103,42 @@ class Stack(nn.Module):
                 left = [hook.finished(each, last_norm) for each in left]
         return Memory(y_BLD, rows, tuple(left))
 
-    def _views(self, rows: Rows, cache: Cache | None) -> dict[int, View]:
-        """Returns views by number of heads, largest first; they share masks and positions."""
+    def _views(self, rows: Rows, cache: Cache | None) -> dict[Sight, View]:
+        """Returns the views of all layers; first the stack's own, with the most heads."""
         spec = self.spec
-        if cache is None or cache.seen_BS is None:
-            source_rows, mask_BLS = rows, spec.mask(rows, rows)
-        else:
-            source_rows = cache.source_rows()
-            mask_BLS = cache.seen_BS[:, None]
-        view = View(mask_BLS, Positions(), rows, source_rows, known(spec.mask), cache=cache)
-        heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
-        views = dict.fromkeys(heads, view)
-        if spec.position.per_layer:
-            return views
-
-        def positions_for(num_heads: int, name: str) -> Positions:
-            scheme = spec.position.build(self.shared, num_heads, name)
-            return positions_at(scheme, cache, rows)
-
-        positions = positions_for(heads[0], spec.position.name)
-        for each in heads:
-            # Each number of heads needs its own bias table.
-            if each != heads[0] and positions.bias_HLS is not None:
-                own = positions_for(each, f"{spec.position.name}_{each}")
+        most = max((layer.mixer.num_heads for layer in spec.layers), default=0) or 1
+        sights = dict.fromkeys([Sight(most), *map(sight, spec.layers)])
+        next_only = cache is not None and not cache.filling
+        source_rows = cache.source_rows() if cache is not None and next_only else rows
+        views: dict[Sight, View] = {}
+        for each in sorted(sights, key=lambda each: -each.num_heads):
+            mask = spec.mask if each.mask is None else each.mask
+            if cache is not None and cache.seen_BS is not None:
+                mask_BLS = seen_from(mask, cache.slot, cache.seen_BS)
             else:
-                own = positions
-            views[each] = view._replace(positions=own)
+                mask_BLS = mask(rows, rows)
+            positions = self._positions(each, most, views, rows, cache)
+            views[each] = View(mask_BLS, positions, rows, source_rows, known(mask), cache=cache)
         return views
+
+    def _positions(
+        self, at: Sight, most: int, views: Mapping[Sight, View], rows: Rows, cache: Cache | None
+    ) -> Positions:
+        """Returns the positions of a sight, from an earlier one if they are the same."""
+        scheme = self.spec.position if at.position is None else at.position
+        if scheme.per_layer:
+            return Positions()
+        name, alike = scheme.name, [each for each in views if each.position == at.position]
+        # Each number of heads needs its own bias table.
+        for each in alike:
+            found = views[each].positions
+            if each.num_heads == at.num_heads or found.bias_HLS is None:
+                return found
+        if at.num_heads != most:
+            name = f"{name}_{at.num_heads}"
+        if at.position is not None:
+            name = f"{name}_{len(views)}"
+        return positions_at(scheme.build(self.shared, at.num_heads, name), cache, rows)
 
     def _cross_view(self, own: View, memory: Memory | None) -> View | None:
         """Returns the view of the encoder, or None if layers do not attend to it."""

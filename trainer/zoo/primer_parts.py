@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax import Array
 
 from trainer.model.capabilities import TRANSFORMERS
-from trainer.model.norms import PRE_NORM, Function, NormPlacement, Placements, ScaledNorm
+from trainer.model.norms import BRANCH_NORM, PRE_NORM, Placements, ScaledNorm
 from trainer.model.parametrisation import Initializer, Shape, StandardParametrisation
 
 
@@ -36,12 +36,6 @@ class PrimerNorm(ScaledNorm):
         return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
 
 
-def _on_branch(x_BLD: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
-    return x_BLD + dropout(norm(sublayer(x_BLD)))
-
-
-# Normalises the output of the branch, not the sum.
-BRANCH_NORM = NormPlacement("post", _on_branch)
 # Source: So et al. 2021 (arXiv:2109.08668), appendix A.
 ALTERNATING_NORMS = Placements(PRE_NORM, feed_forward=BRANCH_NORM)
 

@@ -88,6 +88,28 @@ def test_other_totals(name, changes, formula, total):
     assert parameter_total(replace(model_preset(name), **changes)) == (total or formula)
 
 
+# Source: the safetensors of each model on the Hub, whose totals its page shows.
+DECODERS = {
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma2_27b": 27_227_128_320,
+    "gemma3_270m": 268_098_176,
+    "gemma3_1b": 999_885_952,
+    "qwen2_0.5b": 494_032_768,
+    "qwen2_1.5b": 1_543_714_304,
+    "qwen2_7b": 7_615_616_512,
+    "qwen3_0.6b": 596_049_920,
+    "qwen3_8b": 8_190_735_360,
+    "mistral_7b": 7_241_732_096,
+    "olmo2_1b": 1_484_916_736,
+}
+
+
+@pytest.mark.parametrize("name", slow_unless(["gemma3_270m", "mistral_7b"], DECODERS))
+def test_published_totals_of_decoders(name):
+    assert parameter_total(model_preset(name)) == DECODERS[name]
+
+
 # vocab, emb, mlp, layers; total. Google's checkpoints, as Hugging Face's BertForPreTraining.
 BERT_PUBLISHED = {
     "bert_base": ((30522, 768, 3072, 12), 110_106_428),

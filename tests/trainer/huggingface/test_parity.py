@@ -168,7 +168,7 @@ def test_only_the_first_example_of_packed_rows_is_compared():
         ("llama_tiny", {"position": "relative"}, "no llama model with position relative"),
         ("llama_tiny", {"mlp_activations": ("relu",)}, "no llama model with mlp_activations"),
         ("tiny_primer", {}, "family primer .* --custom_code"),
-        ("llama_tiny", {"num_heads": 3}, "emb_dim 16 is not divisible by 3 heads"),
+        ("gpt2_small", {"num_heads": 7}, "emb_dim 768 is not divisible by 7 heads"),
         ("llama_tiny_dynamic_tanh", {}, "no llama model with norm dynamic_tanh$"),
         ("t5_1_0_tiny", {"feed_forward": "none"}, "feed_forward none"),
         ("t5_1_0_tiny", {"mixer": "values_relu"}, "mixer values_relu"),

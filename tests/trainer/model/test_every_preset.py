@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 from dataclasses import fields, replace
 
 import jax.numpy as jnp
@@ -31,12 +32,13 @@ SIZES |= {"max_positions": 16, "dropout_rate": 0.0}
 def shrunk(config: ModelConfig) -> ModelConfig:
     """Returns a model with the parts of `config` and two layers in each of its stacks."""
     kv_heads = config.num_kv_heads
-    mixer, pattern = config.mixer, config.attention_pattern
+    mixer, pattern, window = config.mixer, config.attention_pattern, config.attention_window
     return replace(
         config,
         **SIZES,
         mixer=mixer and mixer.replace("conditional_heads=6", "conditional_heads=2"),
         attention_pattern=pattern.replace("block=16", "block=2"),
+        attention_window=re.sub(r"window=\d+,layers=\w+", "window=3,layers=lg", window),
         feed_forward=config.feed_forward.partition(":")[0],
         memory_tokens=min(config.memory_tokens, 2),
         token_dropping=min(config.token_dropping, 2),
@@ -61,10 +63,11 @@ PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder
 # Fields of which attention, packing and scans know nothing.
 UNRELATED = {
     *("attention_scale", "head_scaling", "mlp_activations", "norm", "num_kv_heads"),
-    *("parametrisation", "softmax_dtype", "tied_logits"),
+    *("parametrisation", "softmax_dtype", "tied_logits", "attention_out_bias"),
+    *("attention_softcap", "logits_softcap", "query_key_norm_over"),
 }
 # Fields whose values are a kind and its numbers, as "rotary:base=500000,factor=8".
-KINDS_OF = ("mixer", "position")
+KINDS_OF = ("mixer", "position", "attention_window")
 
 
 def first_of_their_parts() -> set[str]:

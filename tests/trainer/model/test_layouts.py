@@ -141,7 +141,7 @@ def test_tables_visit_and_mask_what_the_layout_leaves(pattern, tile, predicate):
                     bits_q = tables.bits[group, own * blocks + j, i * tile : (i + 1) * tile]
                     tile_qk = (bits_q[:, None] >> (np.arange(tile) // visits.part) & 1) > 0
                 seen[head, i * tile : (i + 1) * tile, j * tile : (j + 1) * tile] = tile_qk
-    layout = visited(pattern, heads, length, *predicate)
+    layout = visited(pattern, heads, length, predicate.causal, predicate.prefix)
     expected = np.kron(layout, np.ones((pattern.block, pattern.block), bool))[:, :length, :length]
     seen = seen[:, :length, :length]
     if predicate == Mask(True):

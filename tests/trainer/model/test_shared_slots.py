@@ -71,6 +71,30 @@ CASES = {
         name: ({"attention_weights": name}, {"weights": name})
         for name in ("elu", "squared_relu", "norm_elu", "norm_squared_relu")
     },
+    "capped attention": ({"attention_softcap": 0.4}, {"cap": 0.4}),
+    "capped logits": ({"logits_softcap": 0.5}, {"logits_cap": 0.5}),
+    "capped tied logits": (
+        {"tied_logits": True, "logits_softcap": 0.5},
+        {"logits_scale": WIDTH**-0.5, "logits_cap": 0.5},
+    ),
+    "norms of outputs": ({"norm_placement": "branch"}, {"placement": "branch"}),
+    "norms of inputs and outputs": ({"norm_placement": "sandwich"}, {"placement": "sandwich"}),
+    "norms of all heads": (
+        {"query_key_norm": True, "query_key_norm_over": "joined", "num_kv_heads": 2},
+        {"joined_norm": True},
+    ),
+    "one bias less": ({"attention_bias": True, "attention_out_bias": False}, {}),
+    "windows": ({"attention_window": "sliding:window=3"}, {"windows": {0: 3, 1: 3}}),
+    "a window of one key": (
+        {"attention_window": "sliding:window=1,layers=gl"},
+        {"windows": {1: 1}},
+    ),
+    "bases of local layers": (
+        {"attention_window": "sliding:window=4,layers=lg,base=50"}
+        | {"position": "rotary:base=700,scaling=linear,factor=2"},
+        {"windows": {0: 4}, "position": "rotary"}
+        | {"frequencies": [angles(8, 50.0), angles(8, 700.0) / 2]},
+    ),
     "llama 3": (
         {"norm": "rms_norm:epsilon=1e-5", "position": "rotary", "num_kv_heads": 2}
         | {"mlp_activations": ("silu", "linear"), "attention_scale": HEAD_DIM**-0.5},

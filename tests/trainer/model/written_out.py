@@ -83,7 +83,8 @@ class Decoder:
 
     Options: kv_heads, query_key_norm, scale, weights, norm (kind, epsilon, gain), position
     ("none", "alibi", "rotary", "sinusoidal"), frequency (radians per position of each pair),
-    parallel, embedding_norm, embedding_scale, activations, logits_scale.
+    parallel, embedding_norm, embedding_scale, activations, logits_scale; placement of norms,
+    joined_norm, cap and logits_cap; of each layer, windows (or None) and frequencies.
     """
 
     def __init__(self, params: Tree, heads: int, head_dim: int, **options: Any):
@@ -107,15 +108,26 @@ class Decoder:
         if options.get("embedding_norm"):
             x = self.norm(x, params["embedding_layer_norm"])
         for index in range(sum(name.startswith("layers_") for name in params)):
-            x = self.layer(x, params[f"layers_{index}"])
+            x = self.layer(x, params[f"layers_{index}"], index)
         x = self.norm(x, params.get("decoder_norm", {}))
-        if "logits_dense" in params:
-            return x @ params["logits_dense"]["kernel"] * options.get("logits_scale", 1.0)
-        return x @ table.T * options.get("logits_scale", 1.0)
+        kernel = params["logits_dense"]["kernel"] if "logits_dense" in params else table.T
+        return _capped(x @ kernel * options.get("logits_scale", 1.0), options.get("logits_cap"))
 
-    def layer(self, x: np.ndarray, params: Tree) -> np.ndarray:
+    def layer(self, x: np.ndarray, params: Tree, index: int) -> np.ndarray:
+        placement = self.options.get("placement", "pre")
+        if placement != "pre":
+            for name in ("self_attention", "mlp"):
+                y = x
+                if placement == "sandwich":
+                    y = self.norm(x, params[f"pre_{name}_layer_norm"])
+                if name == "mlp":
+                    y = self.mlp(y, params[name])
+                else:
+                    y = self.attention(y, params[name], index)
+                x = x + self.norm(y, params[f"post_{name}_layer_norm"])
+            return x
         first = self.norm(x, params.get("pre_self_attention_layer_norm", {}))
-        attended = self.attention(first, params["self_attention"])
+        attended = self.attention(first, params["self_attention"], index)
         parallel = self.options.get("parallel", "none")
         if parallel == "one_norm":
             return x + attended + self.mlp(first, params["mlp"])
@@ -123,17 +135,18 @@ class Decoder:
         second = self.norm(second, params.get("pre_mlp_layer_norm", {}))
         return x + attended + self.mlp(second, params["mlp"])
 
-    def attention(self, x: np.ndarray, params: Tree) -> np.ndarray:
+    def attention(self, x: np.ndarray, params: Tree, index: int) -> np.ndarray:
         options, length = self.options, len(x)
-        q, k, v = (
-            _dense(x, params[name]).reshape(length, -1, self.head_dim)
-            for name in ("query", "key", "value")
-        )
+        q, k, v = (_dense(x, params[name]) for name in ("query", "key", "value"))
+        if options.get("joined_norm"):
+            q, k = self.norm(q, params["query_norm"]), self.norm(k, params["key_norm"])
+        q, k, v = (each.reshape(length, -1, self.head_dim) for each in (q, k, v))
         if options.get("query_key_norm"):
             q, k = self.norm(q, params["query_norm"]), self.norm(k, params["key_norm"])
         if options.get("position") == "rotary":
-            channels = 2 * len(options["frequency"])
-            q, k = (_turned(each, channels, options["frequency"]) for each in (q, k))
+            frequency = options["frequencies" if "frequencies" in options else "frequency"]
+            frequency = frequency[index] if "frequencies" in options else frequency
+            q, k = (_turned(each, 2 * len(frequency), frequency) for each in (q, k))
         group = self.heads // k.shape[1]
         logits = np.zeros((self.heads, length, length))
         scale = options.get("scale", 1.0)
@@ -143,7 +156,11 @@ class Decoder:
                 slope = 2 ** (-8 * (head + 1) / self.heads)
                 distance = np.arange(length)[:, None] - np.arange(length)
                 logits[head] -= slope * np.abs(distance)
+        logits = _capped(logits, options.get("cap"))
         mask = np.tril(np.ones((length, length), bool))
+        if (window := options.get("windows", {}).get(index)) is not None:
+            for query, key in np.ndindex(mask.shape):
+                mask[query, key] &= query - window < key
         mixed = weights(options.get("weights", "softmax"), logits, mask)
         heads = [mixed[head] @ v[:, head // group] for head in range(self.heads)]
         return _dense(np.concatenate(heads, -1), params["out"])
@@ -155,6 +172,10 @@ class Decoder:
         for name, kernel in zip(names, kernels, strict=True):
             hidden = hidden * ACTIVATIONS[name](_dense(x, params[kernel]))
         return _dense(hidden, params["wo"])
+
+
+def _capped(x: np.ndarray, cap: float | None) -> np.ndarray:
+    return x if cap is None else cap * np.tanh(x / cap)
 
 
 def _dense(x: np.ndarray, params: Tree) -> np.ndarray:

@@ -1,0 +1,39 @@
+"""The registry of transformers' model types."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from trainer.huggingface.fields import Fields
+from trainer.model.config import ModelConfig
+
+
+class Kind(NamedTuple):
+    """A model_type of transformers, its config.json and its tensors.
+
+    Attributes:
+      read: returns the model of a config.json.
+      write: returns a model's fields of config.json; gets the length of the longest training row.
+        It raises KeyError if the type cannot express the model; `configs.model_type` finds other
+        differences by reading the result back.
+      tensors: returns path of a parameter in the unscanned tree -> name of a module.
+      families: families whose models may be of this type.
+      beginning: beginning of all names but the heads', which a model without a head lacks.
+      inert: fields without effect on the logits, besides those of all types.
+    """
+
+    read: Callable[[Fields], ModelConfig]
+    write: Callable[[ModelConfig, int], dict[str, Any]]
+    tensors: Callable[[ModelConfig], dict[str, str]]
+    families: tuple[str, ...] = ()
+    beginning: str = ""
+    inert: frozenset[str] = frozenset()
+
+
+# model_type -> its row.
+KINDS: dict[str, Kind] = {}
+
+
+def candidates(family: str) -> list[str]:
+    """Returns a family's model_types: first the one of its name, the others as registered."""
+    found = [name for name, kind in KINDS.items() if family in kind.families]
+    return sorted(found, key=lambda name: name != family)

@@ -1,0 +1,6 @@
+"""Model types of transformers beyond those of `formats`, registered on import."""
+
+from trainer.huggingface.shapes import gemma as gemma
+from trainer.huggingface.shapes import mistral as mistral
+from trainer.huggingface.shapes import olmo2 as olmo2
+from trainer.huggingface.shapes import qwen as qwen

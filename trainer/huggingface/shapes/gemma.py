@@ -1,0 +1,114 @@
+"""Gemma 2 and the text models of Gemma 3.
+
+Source: transformers 5.23, modeling_gemma2.py and modeling_gemma3.py; Gemma 2 (arXiv:2408.00118),
+section 2; Gemma 3 (arXiv:2503.19786), section 2.
+"""
+
+from typing import Any
+
+from trainer.huggingface import formats, names
+from trainer.huggingface.fields import Fields
+from trainer.huggingface.kinds import KINDS, Kind
+from trainer.huggingface.shapes import layer_types
+from trainer.model.config import ModelConfig
+from trainer.model.parts import Rotary
+
+# transformers' defaults: the distance between global layers, and bases of rotary positions.
+_EVERY_2, _EVERY_3 = 2, 6
+_GLOBAL_BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
+
+
+def _types(fields: Fields, every: int) -> list[str]:
+    return [
+        layer_types.SLIDING if number % every else layer_types.FULL
+        for number in range(1, fields["num_hidden_layers"] + 1)
+    ]
+
+
+def _read(fields: Fields, caps: tuple[float | None, float | None], **pieces: Any) -> ModelConfig:
+    """Returns the model; `caps` are transformers' defaults for attention and logits."""
+    fields.require("use_bidirectional_attention", False)
+    for name in ("head_dim", "num_key_value_heads"):
+        fields[name]  # required, because transformers' defaults differ from ours
+    name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    return formats.from_decoder(
+        fields,
+        "gemma",
+        activation="gelu_new",
+        activation_field=name,
+        norm=formats.norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6), gain="offset"),
+        norm_placement="sandwich",
+        attention_scale=float(fields.get("query_pre_attn_scalar", 256)) ** -0.5,
+        attention_softcap=fields.nullable("attn_logit_softcapping", caps[0]),
+        logits_softcap=fields.nullable("final_logit_softcapping", caps[1]),
+        attention_bias=fields.get("attention_bias", False),
+        tied_logits=fields.get("tie_word_embeddings", True),
+        **pieces,
+    )
+
+
+def _read_2(fields: Fields) -> ModelConfig:
+    window = fields.nullable("sliding_window", 4096)
+    return _read(
+        fields,
+        (50.0, 30.0),
+        position=formats.read_rotary(fields),
+        attention_window=layer_types.read(fields, window, _types(fields, _EVERY_2)),
+    )
+
+
+def _read_3(fields: Fields) -> ModelConfig:
+    window, every = fields.nullable("sliding_window", 4096), _EVERY_3
+    every = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", every))
+    # transformers 4 has a base and a scaling for global layers, and a base for local ones.
+    both = fields.get("rope_parameters", {})
+    of_global = {**fields.get("rope_scaling", {}), **both.get(layer_types.FULL, {})}
+    of_local = both.get(layer_types.SLIDING, {})
+    base = of_local.get("rope_theta", fields.get("rope_local_base_freq", _LOCAL_BASE))
+    if of_local.get("rope_type", "default") != "default":
+        raise ValueError(f"rotary positions of kind {of_local['rope_type']} in local layers")
+    return _read(
+        fields,
+        (None, None),
+        query_key_norm=True,
+        position=formats.rotary_of(of_global, fields, _GLOBAL_BASE),
+        attention_window=layer_types.read(fields, window, _types(fields, every), base=float(base)),
+    )
+
+
+def _write(config: ModelConfig, positions: int, architecture: str) -> dict[str, Any]:
+    window = layer_types.window_of(config)
+    written = formats.to_rotary_decoder(config, positions, architecture)
+    scalar = (config.attention_scale or config.head_dim**-0.5) ** -2
+    if abs(scalar - round(scalar)) > 1e-9 * scalar:
+        raise KeyError("attention_scale")  # transformers allows whole numbers alone
+    return {
+        **{name: value for name, value in written.items() if name != "hidden_act"},
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": round(scalar),
+        "attn_logit_softcapping": config.attention_softcap,
+        "final_logit_softcapping": config.logits_softcap,
+        "sliding_window": window.window if window else None,
+        "layer_types": layer_types.written(config),
+    }
+
+
+def _write_2(config: ModelConfig, positions: int) -> dict[str, Any]:
+    return _write(config, positions, "Gemma2ForCausalLM")
+
+
+def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
+    written, window = _write(config, positions, "Gemma3ForCausalLM"), layer_types.window_of(config)
+    rotary = config.part("position").options
+    if window is not None and window.base is None and rotary != Rotary(base=rotary.base):
+        raise KeyError("attention_window")  # local layers are never scaled
+    base = rotary.base if window is None or window.base is None else window.base
+    bases = {
+        layer_types.FULL: written["rope_parameters"],
+        layer_types.SLIDING: {"rope_type": "default", "rope_theta": base},
+    }
+    return {**written, "rope_parameters": bases}
+
+
+KINDS["gemma2"] = Kind(_read_2, _write_2, names.decoder, ("gemma",), "model.", KINDS["gemma"].inert)
+KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=_read_3, write=_write_3)

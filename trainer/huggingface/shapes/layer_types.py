@@ -1,0 +1,50 @@
+"""The field layer_types: which layers see a window."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.huggingface.fields import Fields
+from trainer.model.config import ModelConfig
+from trainer.model.slots import Choice
+from trainer.zoo.windows import GLOBAL, LOCAL, Sliding
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+_LETTERS = {SLIDING: LOCAL, FULL: GLOBAL}
+
+
+def read(fields: Fields, window: int | None, default: Sequence[str], **others: Any) -> str:
+    """Returns an attention_window; `default` are transformers' types of all layers.
+
+    `others` are further options. Raises ValueError for other types of layers.
+    """
+    types = fields.get("layer_types", default)
+    if unknown := {*types} - {*_LETTERS}:
+        raise ValueError(f"layer_types has {min(unknown)}, not only {SLIDING} and {FULL}")
+    if len(types) != len(default):
+        raise ValueError(f"layer_types has {len(types)} layers, the model {len(default)}")
+    letters = "".join(_LETTERS[each] for each in types)
+    if window is None or LOCAL not in letters:
+        return "none"
+    return str(Choice("sliding", Sliding(window=window, layers=_period(letters), **others)))
+
+
+def _period(letters: str) -> str:
+    """Returns the shortest letters that give all of them if they are repeated."""
+    for size in range(1, len(letters)):
+        if (letters[:size] * len(letters))[: len(letters)] == letters:
+            return letters[:size]
+    return letters
+
+
+def window_of(config: ModelConfig) -> Sliding | None:
+    """Returns the options of a model's windows, or None if it has none."""
+    options = config.part("attention_window").options
+    return options if isinstance(options, Sliding) else None
+
+
+def written(config: ModelConfig) -> list[str]:
+    """Returns the types of a decoder's layers."""
+    window, count = window_of(config), config.num_decoder_layers
+    letters = window.layers if window else GLOBAL
+    names = {letter: name for name, letter in _LETTERS.items()}
+    return [names[letter] for letter in (letters * count)[:count]]

@@ -1,0 +1,36 @@
+"""Mistral: Llama with a window.
+
+Source: transformers 5.23, modeling_mistral.py; Mistral 7B (arXiv:2310.06825).
+"""
+
+from typing import Any
+
+from trainer.huggingface import formats, names
+from trainer.huggingface.fields import Fields
+from trainer.huggingface.kinds import KINDS, Kind
+from trainer.huggingface.shapes import layer_types
+from trainer.model.config import ModelConfig
+
+
+def _read(fields: Fields) -> ModelConfig:
+    window = fields.nullable("sliding_window", 4096)
+    types = [layer_types.SLIDING] * fields["num_hidden_layers"]
+    fields.require("layer_types", types if "layer_types" in fields else None)
+    return formats.from_decoder(
+        fields,
+        "llama",
+        norm=formats.norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6)),
+        position=formats.read_rotary(fields),
+        attention_window=layer_types.read(fields, window, types),
+        tied_logits=fields.get("tie_word_embeddings", False),
+    )
+
+
+def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
+    window = layer_types.window_of(config)
+    written = formats.to_rotary_decoder(config, positions, "MistralForCausalLM")
+    del written["attention_bias"]
+    return {**written, "sliding_window": window.window if window else None}
+
+
+KINDS["mistral"] = Kind(_read, _write, names.decoder, ("llama",), "model.", KINDS["llama"].inert)
