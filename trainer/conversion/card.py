@@ -161,9 +161,7 @@ def _head(model: ModelConfig, facts: Mapping[str, Any], tag: str = "pretraining"
     return ["---", *lines, "---", ""]
 
 
-def _example(
-    model: ModelConfig, folder: str, custom_code: bool, pairs: bool = False
-) -> list[str]:
+def _example(model: ModelConfig, folder: str, custom_code: bool, pairs: bool = False) -> list[str]:
     kind, example = _USE[model.architecture]
     if pairs:
         example = _GENERATE.format("s of an input")
