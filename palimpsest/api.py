@@ -392,6 +392,9 @@ def _typed(name: str, config: Any, flags: Mapping[str, Any]) -> Any:
 
 
 def _trained(name: str, config: Config | None, flags: Mapping[str, Any]) -> "Model":
+    if "corpus" in flags:
+        given = f"corpus={shown(flags['corpus'])}"
+        raise UserError(f"{name}: call palimpsest.build({given}, …) first, which makes the cache")
     if "gin_file" in flags and "model_dir" not in flags:
         raise UserError("model_dir is missing: name it, even if the gin file does")
     typed = _run(name, config, flags)[1]

@@ -31,6 +31,8 @@ from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
 _BUILD, _RUN = "build", "pretrain"
 # Flags of a build that makes no whole cache, or changes one on which a run may have trained.
 _REFUSED = ("dry_run", "json", "part", "extend")
+# Flags of a run that this command gives itself, or that show a run of a finished cache.
+_OF_RUNS = ("follow", "data.follow", "print_config")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,9 @@ def run(flags: Flags) -> int:
     for name in _REFUSED:
         if getattr(options, name):
             raise UserError(f"--{name} is of builds alone: run palimpsest {_BUILD}, then {_RUN}")
+    for word in of_run:
+        if (name := word.removeprefix("--").partition("=")[0]) in _OF_RUNS:
+            raise UserError(f"--{name}: leave it out beside --corpus, or build the cache first")
     if options.task_module:
         registry.load(options.task_module)
     task = options.task

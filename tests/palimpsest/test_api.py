@@ -183,6 +183,23 @@ def test_a_value_without_its_name_is_refused(name, given, said):
         palimpsest.call(name, given)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [(lambda: palimpsest.Cache(None, "x"), "None: it must be the path of a file or a folder"),
+     (lambda: palimpsest.Cache("cache", 3), "task must be a text, not 3"),
+     (lambda: palimpsest.Vocabulary(3), "3: it must be the path"),
+     (lambda: palimpsest.Model(3), "3: it must be the path"),
+     (lambda: palimpsest.call(None), "command must be a text, not None"),
+     (lambda: palimpsest.call(["build"]), "command must be a text"),
+     (lambda: palimpsest.write_corpus(["a"], 3), "3: it must be the path"),
+     (lambda: palimpsest.write_corpus(["a"], ""), "'': it must be the path"),
+     (lambda: palimpsest.pretrain(corpus="json:x"), "call palimpsest.build.corpus='json:x', …. f")],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused(call, said):
+    with pytest.raises(palimpsest.UserError, match=said):
+        call()
+
+
 def test_a_mistake_is_the_line_of_the_command(capsys):
     for module, function, words in (
         ("trainer.pretrain", palimpsest.pretrain, {"preset": "t5", "model_dir": "x"}),
@@ -344,6 +361,12 @@ def test_places_stay_when_the_current_folder_changes(
     assert tuned.config.cache_dir == f"{folder}/cache"
 
 
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
 @pytest.mark.processes
 def test_a_run_in_another_thread(tmp_path, cache, model):
     made = []
@@ -352,10 +375,19 @@ def test_a_run_in_another_thread(tmp_path, cache, model):
         where = {"task": cache.task, "cache_dir": cache, "model_dir": tmp_path}
         made.append(palimpsest.pretrain(**RUN, **where))
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
+    in_thread(train)
     assert [hashes(each.model_dir) for each in made] == [hashes(model.model_dir)]
+
+
+@pytest.mark.processes
+def test_a_recipe_in_another_thread(tmp_path):
+    palimpsest.write_corpus(TEXTS, tmp_path / "corpus.jsonl")
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(f'[vocabulary]\ncorpus = "json:{tmp_path}/corpus.jsonl"\nvocab_size = 120\n')
+    codes = []
+    in_thread(lambda: codes.append(palimpsest.call("run", recipe=str(recipe))))
+    assert codes == [0]
+    assert recipe.with_suffix(".lock").exists()
 
 
 # A script without a main guard: vocabularies and builds start child processes.

@@ -73,6 +73,8 @@ def test_the_run_stops_if_the_build_fails(tmp_path, words):
         ("--dry_run", "--dry_run is of builds alone"),
         ("--processes.count=2", "on every host"),
         ("--lengths.inputs=x", "--lengths.inputs=x"),
+        ("--print_config=values", "--print_config: leave it out beside --corpus"),
+        ("--follow=false", "--follow: leave it out beside --corpus"),
     ],
 )
 def test_a_mistake_is_found_before_the_build(tmp_path, words, word, message, capsys):

@@ -121,6 +121,11 @@ MISTAKES = [
     ("trainer.pretrain", ["--preset=google/t5-v1_1-base"], "did you mean t5_1_1_base?"),
     ("trainer.pretrain", ["--preset=t5_1_1_tiny"], "--task is missing"),
     ("trainer.pretrain", TRAIN[:2], "--model_dir is missing"),
+    (
+        "trainer.pretrain",
+        [*TRAIN, "--model_dir={new}/run[1]"],
+        "run[1]: checkpoints need a path without [ and ]",
+    ),
     ("trainer.pretrain", [*TRAIN, "--dropout_rate=0"], "did you mean --model.dropout_rate?"),
     ("trainer.pretrain", [*TRAIN, "--optimizer.learning_rate=-1"], "--optimizer.learning_rate=-1"),
     ("trainer.pretrain", [*TRAIN, "--model.dtype=fp16"], "'bfloat16', 'float32'"),

@@ -1,5 +1,7 @@
 """Runs on pairs: alone and mixed with denoising, for both architectures, on any number of hosts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,9 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.support import runs
 from tests.support.runs import assert_shared
+from trainer.conversion import card
+from trainer.huggingface.parity import Parity
+from trainer.huggingface.tokenizer import Match
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
 
@@ -109,6 +114,26 @@ def test_mistakes(pairs_and_text):
         run_of(pairs_and_text / SPANS, "supervised").data.batches()
     with pytest.raises(UserError, match="holds pairs of inputs and targets"):
         run_of(pairs_and_text / PAIRS, "ul2").data.batches()
+
+
+def test_a_model_card_says_what_the_run_started_from(pairs_and_text):
+    def card_of(task, source):
+        run = run_of(pairs_and_text, task)
+        run = replace(run, config=replace(run.config, init_from=source))
+        parity, match = Parity(8, 100, 0.0, 1.0), Match(100, [])
+        return card.model_card(run, 3, "mine", parity, match, False, {})
+
+    plain = card_of(SPANS, None)
+    assert "pretrained with Palimpsest and not fine-tuned." in plain
+    assert "<extra_id_0>" in plain
+    assert 'tags: ["pretraining", "palimpsest"]' in plain
+    source = "starting from the parameters of runs/first."
+    assert f"Trained with Palimpsest, {source}" in card_of(SPANS, "runs/first")
+    tuned = card_of(PAIRS, "runs/first")
+    assert f"Trained with Palimpsest on pairs of inputs and targets, {source}" in tuned
+    assert 'tags: ["fine-tuning", "palimpsest"]' in tuned
+    assert "not fine-tuned" not in tuned
+    assert "<extra_id_0>" not in tuned
 
 
 def test_predictions_are_judged_as_a_supervised_task_does(pairs_and_text):
