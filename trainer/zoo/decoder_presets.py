@@ -128,11 +128,11 @@ def decoder_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
             attention_window="sliding:window=4096",
         ),
     )
-    for size, sizes in _OLMO2.items():
+    for size, widths in _OLMO2.items():
         yield (
             f"olmo2_{size}",
             replace(
-                _decoder("llama", 100_352, *sizes),
+                _decoder("llama", 100_352, *widths),
                 norm_placement="branch",
                 query_key_norm=True,
                 query_key_norm_over="joined",
