@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from tests.support.totals import parameter_total
 from tests.trainer.huggingface.conftest import random_batch
@@ -219,3 +220,56 @@ def test_presets_have_the_parameters_that_transformers_gives_them(name):
     with torch.device("meta"):
         model = getattr(transformers, written["architectures"][0])(made)
     assert sum(each.numel() for each in model.parameters()) == parameter_total(config)
+
+
+def others(value):
+    """Returns other values for a field of config.json."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value * 2, value / 2 if isinstance(value, float) else max(value // 2, 1), None]
+    if isinstance(value, list):
+        return [value[::-1]]
+    if isinstance(value, dict):
+        return [
+            {**value, name: other} for name, each in value.items() for other in others(each)[:1]
+        ]
+    return [None] if isinstance(value, str) else [1, 0.5, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_changed_field_changes_our_numbers_too_or_is_refused(theirs, name, tmp_path):
+    import torch
+    import transformers
+
+    made, accepted, refused = theirs(name), set(), {}
+    kind = getattr(transformers, f"{SHAPES[name][0]}Config")
+    state = made.model().state_dict()
+    for number, (field, value) in enumerate(
+        (field, other) for field, each in made.written.items() for other in others(each)
+    ):
+        folder = tmp_path / str(number)
+        try:
+            config = kind(**{**made.written, field: value})
+            changed = getattr(transformers, made.architecture)(config).eval()
+            changed.load_state_dict(state)
+            with torch.no_grad():
+                wanted = parity.their_logits(changed)(made.batch)
+        except Exception:  # transformers refuses it, or the sizes are others
+            continue
+        changed.save_pretrained(folder)
+        text = (folder / "config.json").read_text()
+        (folder / "config.json").write_text(json.dumps({**json.loads(text), field: value}))
+        try:
+            ours = model_config(str(folder))
+            params = load(str(folder), ours)
+        except UserError as error:
+            refused[field] = str(error)
+            continue
+        accepted.add(field)
+        found = parity.compare(parity.our_logits(ours, params), lambda _, w=wanted: w, [made.batch])
+        assert found.difference <= 1e-4, (field, value, str(found))
+    assert len(accepted) > 10
+    assert refused
+    assert all(field.partition("_")[0] in text for field, text in refused.items()), refused

@@ -58,6 +58,7 @@ def _read_2(fields: Fields) -> ModelConfig:
 
 
 def _read_3(fields: Fields) -> ModelConfig:
+    fields.require("attn_logit_softcapping", None)  # transformers ignores it
     window, every = fields.nullable("sliding_window", 4096), _EVERY_3
     every = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", every))
     # transformers 4 has a base and a scaling for global layers, and a base for local ones.
@@ -100,6 +101,8 @@ def _write_2(config: ModelConfig, positions: int) -> dict[str, Any]:
 def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
     written, window = _write(config, positions, "Gemma3ForCausalLM"), layer_types.window_of(config)
     rotary = config.part("position").options
+    if config.attention_softcap is not None:
+        raise KeyError("attention_softcap")
     if window is not None and window.base is None and rotary != Rotary(base=rotary.base):
         raise KeyError("attention_window")  # local layers are never scaled
     base = rotary.base if window is None or window.base is None else window.base
