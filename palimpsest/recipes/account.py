@@ -106,7 +106,7 @@ def _repeat(recipe: Recipe) -> Iterator[str]:
     yield f"from `{lock.path_of(recipe).name}`, which has the hashes of everything. The recipe:"
     yield ""
     yield "```toml"
-    yield recipe.path.read_text(encoding="utf-8").strip()
+    yield recipe.text.strip()
     yield "```"
 
 

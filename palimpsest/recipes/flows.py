@@ -1,6 +1,7 @@
 """Flags that flow between the stages of a recipe: corpora, folders, tasks and lengths."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from tasks import registry
 from tasks.objectives import Lengths
 from tasks.storage import files
-from tasks.task import OBJECTIVES
+from tasks.task import OBJECTIVES, objective_of
 from tasks.terminal.command_line import UserError, nearest
 
 Flags = dict[str, tuple[str, ...]]
@@ -19,6 +20,10 @@ _WEIGHT = "weight"
 _OF_CORPUS = ("corpus", "languages", _WEIGHT)
 # Flags that decide where a stage's output is.
 _PLACES = ("task", "name", "cache_dir", "model_dir", "output")
+# Flags whose texts are SPECs; these end in templates, whose columns may have the names of stages.
+_SPECS = ("corpus", "against")
+# Stands for the folder of a recipe.
+FOLDER = "{folder}"
 _REFERENCE = re.compile(r"\{([a-z]+(?:\.[A-Za-z0-9_-]+)?)\}")
 
 
@@ -92,10 +97,21 @@ class Flowing:
         found = {flag: texts for flag, texts in {**flowing, **typed}.items() if any(texts)}
         if kind in RUNS:
             read = [each.partition("=")[0] for each in found.get("task", ("",))[0].split(",")]
-            needs += [f"cache.{each}" for each in self._caches() if self._task_of(each) in read]
+            makers = {task: self._makers(task) for task in read if task}
+            needs += dict.fromkeys(f"cache.{each}" for found in makers.values() for each in found)
+            keys = {key.replace("-", "_") for key in self.given[name]}
+            elsewhere = keys & {"cache_dir", "task_module", "gin_file"}
+            for task in makers if self._caches() and not elsewhere else ():
+                if not makers[task] and task not in registry.tasks() and ":" not in task:
+                    tasks = [self._task_of(each) for each in self._caches()]
+                    raise UserError(
+                        f"--task={task}: no [cache] makes it{nearest(task, tasks)}; they make "
+                        f"{', '.join(tasks)}"
+                    )
         inside = (*within, name)
         return {
-            flag: tuple(self._filled(each, needs, inside) for each in found[flag]) for flag in found
+            flag: tuple(self._filled(each, needs, inside, flag in _SPECS) for each in found[flag])
+            for flag in found
         }
 
     def made_by(self, name: str, flags: Mapping[str, tuple[str, ...]]) -> str:
@@ -118,11 +134,19 @@ class Flowing:
             one("model_dir")
         return one("output")
 
-    def _filled(self, text: str, needs: list[str], within: tuple[str, ...]) -> str:
-        """Returns a text with the outputs of the stages that it names; adds these to `needs`."""
+    def _filled(
+        self, text: str, needs: list[str], within: tuple[str, ...], is_spec: bool = False
+    ) -> str:
+        """Returns a text with the outputs of the stages that it names; adds these to `needs`.
+
+        The options of a SPEC, with its templates, stay.
+        """
+        text, mark, options = text.partition("?") if is_spec else (text, "", "")
 
         def output(found: re.Match[str]) -> str:
             name = found[1]
+            if found[0] == FOLDER:
+                return self.folder
             if name.partition(".")[0] not in KINDS:
                 return found[0]  # {language}, or a column of a template
             if name not in self.given:
@@ -132,7 +156,7 @@ class Flowing:
             own: Flags = {key: (str(table[key]),) for key in _PLACES if key in table}
             return self.made_by(name, self.flags(name, own, [], within))
 
-        return _REFERENCE.sub(output, text)
+        return _REFERENCE.sub(output, text) + mark + options
 
     def _place(self, *parts: str) -> str:
         return files.join(self.folder, *parts)
@@ -146,6 +170,8 @@ class Flowing:
         for each in chosen:
             if each not in self.corpora:
                 raise UserError(f"{CORPORA}: there is no [corpus.{each}]")
+            if chosen.count(each) > 1:
+                raise UserError(f"{CORPORA}: {each} is there twice")
         return chosen
 
     def _specs(self, name: str, typed: Flags) -> Flags:
@@ -160,7 +186,7 @@ class Flowing:
             languages = table.pop("languages", [])
             specs = spec if isinstance(spec, list) else [spec]
             languages = [languages] if isinstance(languages, str) else languages
-            is_number = isinstance(weight, int | float) and weight > 0
+            is_number = type(weight) in (int, float) and 0 < weight < math.inf
             if not _are_texts(specs) or not _are_texts(languages) or not is_number or table:
                 raise UserError(
                     f"[corpus.{each}] has the keys corpus (a SPEC), languages (texts) and "
@@ -231,6 +257,20 @@ class Flowing:
     def _caches(self) -> list[str]:
         return [name.partition(".")[2] for name in self.given if name.startswith("cache.")]
 
+    def _makers(self, task: str) -> list[str]:
+        """Returns the caches of a task, or those that have a cache of it for a language."""
+        tasks = {each: self._task_of(each) for each in self._caches()}
+        exact = [each for each in tasks if tasks[each] == task]
+        ending = objective_of(task) or ""
+        return exact or [
+            each
+            for each in tasks
+            if ending
+            and tasks[each].endswith(f"_{ending}")
+            and task.startswith(tasks[each].removesuffix(ending))
+            and self._has_languages(each)
+        ]
+
     def _tasks_of_run(self) -> list[str]:
         """Returns the tasks that [pretrain] reads: its own, or those that no [finetune] reads."""
         if (own := self._keys(_MODEL, "task")[0]) is not None:
@@ -282,7 +322,9 @@ class Flowing:
     def _report(self, of: str, typed: Flags) -> Flags:
         own = of and f"finetune.{of}" not in self.given
         page = f"report_{of}.html" if own else "report.html"
-        return {"model_dir": (self._model(of),), "output": (f"{self._model(of)}/{page}",)}
+        model = self._model(of)
+        place = typed.get("model_dir", (model,))[0]
+        return {"model_dir": (model,), "output": (files.join(place, page) if place else "",)}
 
     def _export(self, of: str, typed: Flags) -> Flags:
         place = self._place("export", of or _MODEL)

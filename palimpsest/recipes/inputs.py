@@ -1,36 +1,47 @@
-"""The files of the corpora that a stage reads, by which a later run notices an edit.
+"""The files that a stage reads and no stage makes, by which a later run notices an edit.
 
+They are the files of its corpora, and of vocabularies, exclude lists and folders of transformers.
 A data set of the Hub is not looked at again: the caches pin its revision.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from palimpsest.recipes.recipe import Stage
+from palimpsest.recipes.recipe import Recipe, Stage
 from tasks.reading import languages, listers
-from tasks.reading.corpus import HUB, PYTHON_DOCS, SourceFile
+from tasks.reading.corpus import HUB, PYTHON_DOCS, CorpusSpec, SourceFile
 from tasks.reading.spec import parse
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY_FILES
 
-# SPEC -> name of a file -> its bytes, what tells that it was written and, if local, its checksum.
+# Flags -> what the path follows, and which files are read if it is a folder.
+_OF_VOCABULARY = f"/{{{','.join(VOCABULARY_FILES)}}}"
+_OTHERS = {
+    "vocabulary": ("", _OF_VOCABULARY),
+    "extend": ("", _OF_VOCABULARY),
+    "exclude": ("", ""),
+    "init_from": ("hf:", "/*"),
+}
+# SPEC, or flag and text -> name of a file -> its bytes, what tells that it was written and, if
+# local, its checksum.
 Inputs = dict[str, dict[str, dict[str, Any]]]
 
 
-def read(stage: Stage) -> Inputs:
+def read(recipe: Recipe, stage: Stage) -> Inputs:
     """Returns the files that a stage is about to read; local ones are read for their checksums."""
     return {
         text: {name: _state(file) | _checksum(file) for name, file in listed.items()}
-        for text, listed in _listed(stage)
+        for text, listed in _listed(recipe, stage)
     }
 
 
-def edited(stage: Stage, before: Inputs) -> str:
-    """Returns what has changed in the corpora of a stage, or "".
+def edited(recipe: Recipe, stage: Stage, before: Inputs) -> str:
+    """Returns what has changed in the files that a stage reads, or "".
 
-    A corpus that is no longer there counts as unchanged: it may have been deleted after use.
+    What is no longer there counts as unchanged: it may have been deleted after use.
     """
-    for text, listed in _listed(stage) if before else ():
+    for text, listed in _listed(recipe, stage) if before else ():
         if not listed or text not in before:
             continue
         if different := sorted(before[text].keys() ^ listed.keys()):
@@ -44,23 +55,39 @@ def edited(stage: Stage, before: Inputs) -> str:
 
 def _is_same(file: SourceFile, old: dict[str, Any]) -> bool:
     """Returns whether a file that was written again has the same bytes."""
-    return file.bytes == old["bytes"] and "sha256" in old and _checksum(file).items() <= old.items()
+    return (
+        file.bytes == old.get("bytes")
+        and "sha256" in old
+        and _checksum(file).items() <= old.items()
+    )
 
 
-def _listed(stage: Stage) -> Iterator[tuple[str, dict[str, SourceFile]]]:
+def _listed(recipe: Recipe, stage: Stage) -> Iterator[tuple[str, dict[str, SourceFile]]]:
     specs = [parse(text) for text in stage.flags.get("against", ())]
     if texts := stage.flags.get("corpus"):
         names = stage.flags.get("languages", (None,))[0]
         specs += languages.specs(texts, names, unnamed=True).values()
     for spec in specs:
         lister = listers.of_kind(spec.kind)
-        if spec.kind in (HUB, PYTHON_DOCS) or not isinstance(lister, listers.Files):
-            continue
-        try:
-            *_, found, _ = lister.list_files(spec, bool(spec.split))
-        except (UserError, FileNotFoundError):
-            found = []  # the command says what is wrong
-        yield str(spec), {file.name: file for file in found}
+        if spec.kind not in (HUB, PYTHON_DOCS) and isinstance(lister, listers.Files):
+            yield str(spec), _files(lister, spec)
+    made = [each.output for each in recipe.stages if each.name in stage.needs]
+    for flag, (prefix, inner) in _OTHERS.items():
+        for text in stage.flags.get(flag, ("",))[0].split(","):
+            place = text.removeprefix(prefix)
+            is_made = any(f"{place}/".startswith(f"{each}/") for each in made)
+            if place and text.startswith(prefix) and not is_made:
+                is_file = files.exists(place) and not files.list_names(place)
+                spec = CorpusSpec("text", place if is_file else place + inner)
+                yield f"{flag}={text}", _files(listers.Files(), spec)
+
+
+def _files(lister: listers.Files, spec: CorpusSpec) -> dict[str, SourceFile]:
+    try:
+        found = lister.list_files(spec, bool(spec.split))[2]
+    except (UserError, FileNotFoundError):
+        found = []  # the command says what is wrong
+    return {file.name: file for file in found}
 
 
 def _state(file: SourceFile) -> dict[str, Any]:

@@ -5,8 +5,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from palimpsest.recipes import writable
 from palimpsest.recipes.products import Product
-from palimpsest.recipes.recipe import Recipe, Stage
+from palimpsest.recipes.recipe import LOCK, Recipe, Stage
 from palimpsest.recipes.records import HOW
 from tasks.storage import files
 from tasks.terminal import extras
@@ -22,7 +23,15 @@ _PACKAGES = (
 
 def path_of(recipe: Recipe) -> pathlib.Path:
     """Returns the lock file of a recipe: RECIPE.lock beside RECIPE.toml."""
-    return recipe.path.with_suffix(".lock")
+    return recipe.path.with_suffix(LOCK)
+
+
+def check_place(recipe: Recipe) -> None:
+    """Raises UserError if the lock cannot be written, before anything is made."""
+    path = path_of(recipe)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, but the name of the lock file: rename the folder")
+    writable.check(str(path.parent), f"{path.name} goes there: copy the recipe to another folder")
 
 
 def read(recipe: Recipe) -> dict[str, Any]:

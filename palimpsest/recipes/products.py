@@ -1,11 +1,14 @@
 """Hashes of what stages made; they depend on nothing but the recipe and its corpora."""
 
 import collections
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.recipe import Stage
 from tasks.cache import language_set
 from tasks.cache.manifest import MANIFEST, CacheManifest
@@ -20,15 +23,19 @@ _LISTED = ("high", "low", "place", "paragraph", "reason")
 _EXPORTED = (".safetensors", ".json", ".model")
 # Written by an export beside the model, with times or paths.
 _NOT_HASHED = ("conversion.json",)
+_CARD = "README.md"  # of an export, which its readers may edit
+STEP = "checkpoint_"
 
 Product = dict[str, Any]
+# Path below the folder of a stage's output -> bytes; None for a file that may grow.
+Sizes = dict[str, int | None]
 
 
 def product(stage: Stage) -> Product | None:
     """Returns what a stage made, as hashes and figures by name; None if it is not whole."""
     try:
         return _OF_KIND[stage.kind](stage)
-    except (UserError, FileNotFoundError, KeyError, TypeError):
+    except (UserError, FileNotFoundError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
@@ -40,6 +47,48 @@ def places(stage: Stage) -> list[str]:
     names = languages.specs(stage.flags["corpus"], stage.flags.get("languages", (None,))[0])
     of_languages = (language_set.cache_of(task, name) for name in names if name)
     return [stage.output, *(files.join(cache_dir, each) for each in of_languages)]
+
+
+def sizes(stage: Stage, made: Product) -> Sizes:
+    """Returns the files of a product that its readers need, without a look into them."""
+    if stage.kind == "cache":
+        cache_dir = stage.output.rpartition("/")[0]
+        return {
+            f"../{task}/{name}": size
+            for task in made
+            for name, size in files.list_sizes(files.join(cache_dir, task)).items()
+            if not name.startswith(".")
+        }
+    if stage.kind in RUNS:
+        names = {"config.json", *VOCABULARY_FILES} & {*files.list_names(stage.output)}
+        state = f"{STEP}{made.get('step')}/state"
+        found = files.list_tree(files.join(stage.output, state))
+        return dict.fromkeys(names) | {f"{state}/{name}": found[name] for name in found}
+    if stage.kind in ("evaluate", "report"):  # the same file may hold others' figures
+        return {}
+    return {name: size for name, size in files.list_tree(stage.output).items() if name != _CARD}
+
+
+def lost(stage: Stage, made: Product, before: Sizes) -> str:
+    """Returns the first file of a product that is gone or has another size; "" if none is."""
+    now = sizes(stage, made)
+    for name, size in before.items():
+        if name not in now or size not in (None, now[name]):
+            return name.removeprefix("../")
+    return ""
+
+
+def mends(stage: Stage, gone: str) -> bool:
+    """Returns whether a stage's command makes whole what is left of its product, without `gone`."""
+    if stage.kind == "evaluate" and not stage.output.endswith(".jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                files.read_json(stage.output)  # the command adds to it
+            except UserError:
+                return False
+    whole = stage.kind in ("cache", "evaluate", "report") or not files.exists(stage.output)
+    # Of a damaged checkpoint, the command says what can be done.
+    return whole or (stage.kind in RUNS and (not gone or gone.startswith(STEP)))
 
 
 def _dedup(stage: Stage) -> Product:
@@ -141,6 +190,13 @@ def _report(stage: Stage) -> Product | None:
 
 
 def _export(stage: Stage) -> Product | None:
+    if stage.command == "export_t5x":
+        # Files with values have random names; the hash of the run's checkpoint decides them.
+        return {
+            name: files.sha256(files.join(stage.output, name, "state/_METADATA"))
+            for name in files.list_names(stage.output)
+            if re.fullmatch(rf"{STEP}\d+", name)
+        } or None
     names = [name for name in files.list_names(stage.output) if name.endswith(_EXPORTED)]
     return {
         name: files.sha256(files.join(stage.output, name))

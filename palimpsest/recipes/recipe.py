@@ -6,6 +6,7 @@ and corpora. A value may name another stage's output as {pretrain} or {finetune.
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes import flows
 from palimpsest.recipes.flows import KINDS
+from tasks.storage import files
 from tasks.terminal import toml_flags
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
@@ -22,7 +24,10 @@ _HEAD = "recipe"
 _CORPUS = "corpus"
 _TABLES = (_HEAD, _CORPUS, *KINDS)
 # Stands for the folder of a recipe in records and lock files.
-ANY_FOLDER = "{folder}"
+ANY_FOLDER = flows.FOLDER
+# The suffix of a lock file.
+LOCK = ".lock"
+_DEVICES = pathlib.Path("/dev")
 Tables = Mapping[str, dict[str, Any]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -64,11 +69,12 @@ class Stage:
 class Recipe:
     """The stages of a recipe in the order in which they run; `folder` holds what they make.
 
-    `portable` are the same stages with ANY_FOLDER in the place of the folder. `head` has the
-    recipe's title and source.
+    `text` is what was read from `path`. `portable` are the same stages with ANY_FOLDER in the place
+    of the folder. `head` has the recipe's title and source.
     """
 
     path: pathlib.Path
+    text: str
     folder: str
     stages: tuple[Stage, ...]
     portable: Mapping[str, Stage]
@@ -99,13 +105,28 @@ def read(path: str, folder: str | None = None) -> Recipe:
     `folder` replaces the recipe's own.
     """
     file = pathlib.Path(path)
-    head, tables = tables_of(file)
-    return of_tables(file, tables, folder or head.get("folder") or file.stem, head)
+    if file.exists() and (
+        not (file.is_file() or file.is_dir()) or file.absolute().parent == _DEVICES
+    ):
+        raise UserError(f"{path} is not a regular file: write the recipe to a file")
+    if file.suffix == LOCK:
+        raise UserError(
+            f"{path}: {LOCK} is the suffix of its lock file: rename it to {file.stem}.toml"
+        )
+    text = toml_flags.text_of(file)
+    head, tables = tables_of(file, text)
+    place = folder or head.get("folder") or file.stem
+    if not files.is_remote(place) and os.path.exists(place) and file.samefile(place):
+        raise UserError(
+            f"{path}: the folder for its results would have the recipe's own name: choose another "
+            "--folder, or a name that ends in .toml"
+        )
+    return of_tables(file, tables, place, head, text)
 
 
-def tables_of(path: pathlib.Path) -> tuple[Mapping[str, str], Tables]:
+def tables_of(path: pathlib.Path, text: str) -> tuple[Mapping[str, str], Tables]:
     """Returns the head of a recipe, and the keys and values of each corpus and stage by name."""
-    whole = toml_flags.read(path)
+    whole = toml_flags.read(path, text)
     with _in(path):
         for name, table in whole.items():
             if name not in _TABLES:
@@ -125,7 +146,11 @@ def tables_of(path: pathlib.Path) -> tuple[Mapping[str, str], Tables]:
 
 
 def of_tables(
-    path: pathlib.Path, tables: Tables, folder: str, head: Mapping[str, str] | None = None
+    path: pathlib.Path,
+    tables: Tables,
+    folder: str,
+    head: Mapping[str, str] | None = None,
+    text: str = "",
 ) -> Recipe:
     """Returns the recipe with these tables; raises UserError as `read` does."""
     corpora = {
@@ -150,7 +175,9 @@ def of_tables(
             if other != stage.name:
                 raise UserError(f"[{other}] and [{stage.name}] both write {stage.output}")
         ordered = tuple(_in_order(stages))
-        return Recipe(path, place, ordered, {each.name: each for each in portable}, head or {})
+        return Recipe(
+            path, text, place, ordered, {each.name: each for each in portable}, head or {}
+        )
 
 
 def _in_order(stages: list[Stage]) -> Iterator[Stage]:

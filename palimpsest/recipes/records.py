@@ -9,9 +9,18 @@ from typing import Any
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes import inputs
 from palimpsest.recipes.flows import RUNS
-from palimpsest.recipes.products import Product, places, product
+from palimpsest.recipes.products import (
+    STEP,
+    Product,
+    Sizes,
+    lost,
+    mends,
+    places,
+    product,
+    sizes,
+)
 from palimpsest.recipes.recipe import ANY_FOLDER, Recipe, Stage
-from tasks.storage import files, store
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of
 
@@ -22,15 +31,20 @@ HOW = frozenset(
 )
 # A stage with other flags either goes on from where it was, or must be made again.
 TODO, BEGUN, FINISHED, CONTINUED, CHANGED = "to do", "begun", "finished", "continued", "changed"
+AWAY = (CONTINUED, CHANGED)
+# A product without some of its files, which its command does not mend.
+DAMAGED = "damaged"
 
-# What a record holds: its kind, and that of its elements.
-_RECORDED: Mapping[str, tuple[type, type]] = {
-    "command": (str, str),
-    "flags": (dict, list),
-    "places": (list, str),
-    "foreign": (list, str),
-    "needs": (dict, dict),
-    "inputs": (dict, dict),
+# What a record holds: a type, a list of one, or an object with values of one.
+_RECORDED: Mapping[str, Any] = {
+    "command": str,
+    "flags": {str: [str]},
+    "places": [str],
+    "foreign": [str],
+    "needs": {str: dict},
+    "inputs": {str: {str: {str: object}}},
+    "made": (dict, type(None)),
+    "files": (dict, type(None)),
 }
 
 _Value = tuple[str, ...] | None
@@ -58,23 +72,40 @@ def state(recipe: Recipe, stage: Stage, others: Mapping[str, State]) -> State:
     record = _read(recipe, stage)
     if not record:
         return State(TODO)
+    made = record["made"]
     why = "; ".join(_differences(recipe, stage, record, decisive=True))
+    if why and made is None and _is_fresh(stage):
+        why = ""
     # What is missing is made first, and compared after that.
-    read = {name: made for name in stage.needs if (made := others[name].made) is not None}
-    differing = [name for name, made in read.items() if record["needs"].get(name) != made]
+    read = {name: others[name].made for name in stage.needs if others[name].made is not None}
+    differing = [name for name in read if record["needs"].get(name) != read[name]]
     if not why and differing:
         why = f"it was made from another {' and '.join(differing)}"
-    why = why or inputs.edited(stage, record["inputs"])
-    if why:
+    why = why or inputs.edited(recipe, stage, record["inputs"])
+    if why or any(others[name].word in AWAY for name in stage.needs):
         return State(CHANGED, why)
-    made = record["made"]
     if made is None:
         # An export is written whole or not at all, and its command refuses one that exists.
         made = product(stage) if stage.kind == "export" else None
         return State(BEGUN) if made is None else State(FINISHED, made=made)
     if more := "; ".join(_differences(recipe, stage, record, decisive=False)):
         return State(CONTINUED, more)
-    return State(FINISHED, made=made) if product(stage) == made else State(TODO)
+    return _of_product(stage, made, record.get("files") or {})
+
+
+def _of_product(stage: Stage, made: Product, sizes: Sizes) -> State:
+    """Returns the state of a stage by what is there of its product."""
+    now, gone = product(stage), lost(stage, made, sizes)
+    if now == made and not gone:
+        return State(FINISHED, made=made)
+    why = f"{gone or stage.output} is missing or was changed"
+    return State(TODO if mends(stage, gone) else DAMAGED, why)
+
+
+def _is_fresh(stage: Stage) -> bool:
+    """Returns whether a run has no checkpoint yet, so that its settings may change."""
+    names = files.list_names(stage.output) if stage.kind in RUNS else [STEP]
+    return not any(name.startswith(STEP) for name in names)
 
 
 def _differences(
@@ -122,7 +153,7 @@ def begin(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> 
         place for place in places(recipe.portable[stage.name]) if files.exists(_here(recipe, place))
     ]
     foreign = before["foreign"] if before else there
-    _write(recipe, stage, needs, inputs.read(stage), foreign, None)
+    _write(recipe, stage, needs, inputs.read(recipe, stage), foreign, None)
 
 
 def finish(recipe: Recipe, stage: Stage, needs: Mapping[str, Product | None]) -> Product | None:
@@ -161,9 +192,7 @@ def forget(recipe: Recipe, stages: Sequence[Stage]) -> None:
             raise UserError(f"{stage.name}: remove {place} yourself: {why}")
     for stage in reversed(stages):  # a report lies in the folder of its run
         for place in found[stage.name]:
-            if files.exists(place):
-                fs, path = store.filesystem(place)
-                fs.rm(path, recursive=True)
+            files.remove_all(place)
         if files.exists(_path(recipe, stage)):
             files.remove(_path(recipe, stage))
 
@@ -192,6 +221,7 @@ def _write(
         "inputs": read,
         "foreign": foreign,
         "made": made,
+        "files": {} if made is None else sizes(stage, made),
     }
     files.make_folder(files.join(recipe.folder, _FOLDER))
     files.write_json(_path(recipe, stage), value)
@@ -203,16 +233,23 @@ def _read(recipe: Recipe, stage: Stage) -> dict[str, Any]:
         return {}
     try:
         value = files.read_json(path)
-    except UserError:
+    except (UserError, IsADirectoryError):
         value = None
-    if not isinstance(value, dict) or not all(
-        isinstance(value.get(name), kind)
-        and (kind is not dict or all(isinstance(each, of) for each in value[name].values()))
-        and (kind is not list or all(isinstance(each, of) for each in value[name]))
-        for name, (kind, of) in _RECORDED.items()
-    ):
+    fits = isinstance(value, dict) and all(
+        _fits(value.get(name), form) for name, form in _RECORDED.items()
+    )
+    if not fits:
         raise UserError(f"{path} is damaged: delete it, and {stage.name} runs again")
     return value
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """Returns whether a value has a form of `_RECORDED`."""
+    if isinstance(form, type | tuple):
+        return isinstance(value, form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
+    return isinstance(value, dict) and all(_fits(each, form[str]) for each in value.values())
 
 
 def _path(recipe: Recipe, stage: Stage) -> str:

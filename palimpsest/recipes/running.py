@@ -15,8 +15,6 @@ from tasks.storage import lock as folder_lock
 from tasks.terminal import child
 from tasks.terminal.command_line import UserError
 
-_CHANGED = (records.CHANGED, records.CONTINUED)
-
 
 def run(
     recipe: Recipe, chosen: Sequence[Stage], redo: bool, locked: Mapping[str, Any] | None
@@ -25,13 +23,17 @@ def run(
 
     `locked` is the lock file that stages must agree with; None writes it.
     """
+    if not locked:
+        lock.check_place(recipe)
     files.make_folder(recipe.folder)
     with folder_lock.held(recipe.folder, "recipe", "--folder"):
-        states = _redone(recipe, chosen, records.states(recipe), redo)
+        states = records.states(recipe)
+        _check_rest(recipe, chosen, states)
+        states = _redone(recipe, chosen, states, redo)
         for number, stage in enumerate(chosen, 1):
             # What it reads may have been made again since.
             states[stage.name] = records.state(recipe, stage, states)
-            if states[stage.name].word == records.CHANGED:
+            if states[stage.name].word in (records.CHANGED, records.DAMAGED):
                 states = _redone(recipe, chosen[number - 1 :], states, redo)
             made = states[stage.name].made
             if states[stage.name].word == records.FINISHED:
@@ -44,11 +46,29 @@ def run(
                 states[stage.name] = records.State(records.FINISHED, made=made)
             if locked:
                 lock.check_made(recipe, stage, made or {}, locked)
+        for stage in recipe.stages:
+            if stage not in chosen:
+                states[stage.name] = records.state(recipe, stage, states)
         found = _products(states)
         if not locked:
             lock.write(recipe, found)
         print(f"{account.write(recipe, found)} says how it was made")
     return 0
+
+
+def _check_rest(
+    recipe: Recipe, chosen: Sequence[Stage], states: Mapping[str, records.State]
+) -> None:
+    """Raises UserError if what the chosen stages read follows from other keys than the recipe's."""
+    needed = {each.name for each in chosen}
+    for stage in reversed(recipe.stages):  # a stage comes after those that it needs
+        needed |= {*stage.needs} if stage.name in needed else set()
+    for stage in recipe.stages:
+        if stage.name in needed and stage not in chosen and states[stage.name].word in records.AWAY:
+            raise UserError(
+                f"{stage.name} changed: {states[stage.name].why}. Run it first, without --only or "
+                "--from"
+            )
 
 
 def _products(states: Mapping[str, records.State]) -> dict[str, Product | None]:
@@ -69,6 +89,8 @@ def _made(
     needs = {name: states[name].made for name in stage.needs}
     if missing := [name for name, made in needs.items() if made is None]:
         raise UserError(f"{stage.name} needs {missing[0]}, which is not finished: run it first")
+    if why := states[stage.name].why:
+        print(f"{stage.name}: {why}")
     words = [*stage.line, *_notes(recipe, stage, states)]
     print(f"\n{place} {stage.name}: palimpsest {shlex.join(words)}", flush=True)
     records.begin(recipe, stage, needs)
@@ -91,16 +113,17 @@ def _redone(
 
     Returns the states after that. A run whose flags let it go on keeps its own checkpoints.
     """
-    changed = [stage for stage in chosen if states[stage.name].word in _CHANGED]
-    names, done = {each.name for each in chosen}, (records.FINISHED, records.CHANGED)
-    after = [
-        each
-        for each in recipe.after(changed)
-        if each.name in names and states[each.name].word in done
-    ]
+    changed = [stage for stage in chosen if states[stage.name].word in records.AWAY]
+    damaged = [stage for stage in chosen if states[stage.name].word == records.DAMAGED]
+    done = (records.FINISHED, records.CHANGED)
+    # A damaged stage is made again as it was, and what follows from it stays.
+    follows = [each for each in recipe.after(changed) if states[each.name].word in done]
+    after = [each for each in chosen if each in follows or each in damaged]
+    changed = [each for each in chosen if each in changed or each in damaged]
     places = {each.name: records.written(recipe, each) for each in after}
     for stage in changed:
-        print(f"{stage.name}: {states[stage.name].why}")
+        if why := states[stage.name].why:  # else it follows from another
+            print(f"{stage.name}: {why}")
     listed = ", ".join(f"{name} ({', '.join(there)})" for name, there in places.items() if there)
     if listed and not redo:
         if sys.stdin is None or not sys.stdin.isatty():

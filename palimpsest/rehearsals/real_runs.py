@@ -11,7 +11,7 @@ from typing import Any
 
 from palimpsest.commands import COMMANDS, command
 from palimpsest.recipes import planning, records
-from palimpsest.recipes.flows import RUNS
+from palimpsest.recipes.flows import MAY_BE_NAMED, RUNS
 from palimpsest.recipes.recipe import Recipe, Stage
 from tasks import registry
 from tasks.metrics import metric
@@ -47,6 +47,9 @@ def checked(recipe: Recipe) -> dict[str, Config | None]:
             for flag in {"step", "steps"} & stage.flags.keys():
                 for config in map(found.get, stage.needs):
                     _check_steps(flag, stage.flags[flag][0], config)
+            model = stage.flags.get("model_dir", ("",))[0]
+            if stage.kind in MAY_BE_NAMED and not stage.needs and not files.exists(model):
+                raise UserError(f"--model_dir={model}: no such folder")
             if stage.kind == "evaluate" and "metrics" in stage.flags:
                 for config in filter(None, map(found.get, stage.needs)):
                     _check_metrics(stage.flags["metrics"][0].split(","), config.task_module)

@@ -16,11 +16,10 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from typing import NoReturn
 
-from palimpsest.recipes import planning, records
+from palimpsest.recipes import lock, planning, records, writable
 from palimpsest.recipes import recipe as recipes
 from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.recipe import Recipe, Stage
@@ -42,27 +41,33 @@ def rehearse(path: str, folder: str | None, topology: str | None = None) -> int:
     # A process that a signal ends may still write while this removes the folder.
     temporary = tempfile.TemporaryDirectory(prefix="rehearsal_", ignore_cleanup_errors=True)
     with _terminable(), temporary as scratch:
+        lock.check_place(recipe)
         for place in dict.fromkeys(_places(recipe)):
-            _check_writable(place)
+            writable.check(place, "choose another --folder")
         with _timed("checked the runs"):
             runs = real_runs.checked(recipe)
         with _timed("sampled the corpora"):
-            whole = recipes.tables_of(recipe.path)[1]
+            whole = recipes.tables_of(recipe.path, recipe.text)[1]
             devices = int(_printed(_COUNT).split()[-1]) if runs else 1
             tables = shrinking.tables(whole, runs, devices, pathlib.Path(scratch))
         for stage in recipe.stages if topology else ():
             if stage.kind in RUNS:
                 with _timed(f"{stage.name}: planned on {topology}"):
                     planning.of_run(recipe, stage, str(topology))
-        small = recipes.of_tables(recipe.path, tables, files.join(scratch, "run"))
-        shrinking.check_places(small, scratch)
-        try:
-            for stage in small.stages:
-                _rehearse(stage)
-        except UserError as error:
-            raise UserError(str(error).replace(small.folder, recipe.folder)) from error
+        if any(not name.startswith("corpus.") for name in tables):
+            _rehearse_all(recipe, tables, scratch)
     print(f"rehearsed {recipe.path} in {time.monotonic() - begin:.0f} s")
     return 0
+
+
+def _rehearse_all(recipe: Recipe, tables: recipes.Tables, scratch: str) -> None:
+    small = recipes.of_tables(recipe.path, tables, files.join(scratch, "run"))
+    shrinking.check_places(small, scratch)
+    try:
+        for stage in small.stages:
+            _rehearse(stage)
+    except UserError as error:
+        raise UserError(str(error).replace(small.folder, recipe.folder)) from error
 
 
 @contextlib.contextmanager
@@ -124,27 +129,6 @@ def _places(recipe: Recipe) -> Iterator[str]:
     for stage in recipe.stages:
         if not records.is_inside(stage.output, recipe.folder):
             yield stage.output.rpartition("/")[0] or "."
-
-
-def _check_writable(folder: str) -> None:
-    """Raises UserError if no file can be written in a folder, which need not exist."""
-    path = files.join(folder, f".rehearsal-{uuid.uuid4().hex}")
-    made: list[str] = []  # the folders that this makes, the innermost first
-    inner = "" if files.is_remote(folder) else os.path.abspath(files.local_path(folder))
-    while inner and not os.path.exists(inner):
-        made.append(inner)
-        inner = os.path.dirname(inner)
-    try:
-        files.make_folder(folder)
-        files.write_bytes(path, b"")
-        files.remove(path)
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error.strerror or error}): choose another --folder"
-        ) from error
-    for each in made:
-        with contextlib.suppress(OSError):
-            os.rmdir(each)
 
 
 @contextlib.contextmanager

@@ -87,6 +87,11 @@ def tables(
         left_out = _DROPPED.get(kind, ())
         known = _flags(kind, table)
         given = {_spelled(key, known): value for key, value in table.items()}
+        model = as_text(given.get("model_dir", ""))
+        if kind in flows.MAY_BE_NAMED and "{" in model:  # of a stage
+            left_out = tuple(each for each in left_out if each != "model_dir")
+        elif model and kind in flows.MAY_BE_NAMED and not _has_model(name, whole):
+            continue  # of a model elsewhere
         # A runner has flags of its own, such as Dataflow's project.
         own = {*known, *flows.OF_RECIPE} if "runner" in given else given.keys()
         flat = {
@@ -119,6 +124,11 @@ def tables(
             flat = _run(kind, flat, runs[name], scratch / f"{name}_starts_from")
         found[name] = flat
     return found
+
+
+def _has_model(name: str, whole: recipes.Tables) -> bool:
+    """Returns whether a model of the recipe flows to a stage that reads one."""
+    return bool({"pretrain", f"finetune.{name.partition('.')[2]}"} & whole.keys())
 
 
 def check_places(recipe: recipes.Recipe, scratch: str) -> None:

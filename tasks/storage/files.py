@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, cast
 
 from tasks.storage.atomic import PARTIAL as PARTIAL
@@ -19,6 +20,8 @@ from tasks.storage.paths import join as join
 from tasks.storage.paths import local_path as local_path
 from tasks.storage.store import Store, filesystem
 from tasks.terminal.command_line import UserError
+
+_REMOTE_THREADS = 64  # they mostly wait
 
 
 def open_read(path: str) -> IO[bytes]:
@@ -86,9 +89,26 @@ def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
     return sizes
 
 
+def list_tree(folder: str) -> dict[str, int]:
+    """Returns {path below `folder`: bytes} of all files in it; {} without a folder."""
+    if not is_remote(folder):
+        top = local_path(folder)
+        paths = (os.path.join(inner, name) for inner, _, names in os.walk(top) for name in names)
+        return {os.path.relpath(path, top): os.lstat(path).st_size for path in paths}
+
+    def listed(fs: Any, inner: str) -> dict[str, int]:
+        found = fs.find(inner, detail=True)
+        return {name.removeprefix(f"{inner}/"): each["size"] for name, each in found.items()}
+
+    try:
+        return Store(folder.rstrip("/")).ask(listed)
+    except FileNotFoundError:
+        return {}
+
+
 def threads(folder: str) -> int:
     """Returns the number of threads to use for a folder's files; on a store, they mostly wait."""
-    return 64 if is_remote(folder) else os.cpu_count() or 1
+    return _REMOTE_THREADS if is_remote(folder) else os.cpu_count() or 1
 
 
 def make_folder(path: str) -> None:
@@ -108,6 +128,32 @@ def remove(path: str) -> None:
             Store(path).ask(lambda fs, inner: fs.rm_file(inner))
         else:
             os.unlink(local_path(path))
+
+
+def remove_all(path: str) -> None:
+    """Deletes a file, or a folder with everything in it, if it exists.
+
+    fsspec's `rm` would delete run1 and run2 as well if the folder is called run[12].
+    """
+    if is_remote(path):
+        Store(path).ask(_remove_all)
+    elif os.path.isdir(local := local_path(path)) and not os.path.islink(local):
+        shutil.rmtree(local)
+    else:
+        remove(path)
+
+
+def _remove_all(fs: Any, inner: str) -> None:
+    def remove_one(name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(name)
+
+    with ThreadPoolExecutor(_REMOTE_THREADS) as pool:
+        list(pool.map(remove_one, fs.find(inner)))
+    for folder in sorted([inner, *fs.find(inner, withdirs=True)], reverse=True):
+        if "/" in folder:  # else it is a bucket
+            with contextlib.suppress(OSError):  # few stores have folders
+                fs.rmdir(folder)
 
 
 def rename(source: str, target: str) -> None:
@@ -134,7 +180,7 @@ def rename_folder(source: str, target: str) -> None:
         return names
 
     Store(source).ask(copy_all)
-    Store(source).ask(lambda fs, inner: fs.rm(inner, recursive=True))
+    remove_all(source)
 
 
 def read_bytes(path: str) -> bytes:

@@ -12,15 +12,26 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of
 
 
-def read(path: pathlib.Path) -> dict[str, Any]:
-    """Returns a file's table; raises UserError if there is no such file or it is not TOML."""
+def read(path: pathlib.Path, text: str | None = None) -> dict[str, Any]:
+    """Returns a file's table; raises UserError if there is no such file or it is not TOML.
+
+    `text` is what the file held when it was read.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(text_of(path) if text is None else text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not TOML: {error}") from error
+
+
+def text_of(path: pathlib.Path) -> str:
+    """Returns a file's text; raises UserError if there is no such file or it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except IsADirectoryError as error:
         raise UserError(f"{path} is a folder, not a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from error
 
 

@@ -1,5 +1,6 @@
 """Recipes: what flows between stages, and the mistakes that are found by reading them."""
 
+import os
 import re
 
 import pytest
@@ -115,7 +116,7 @@ def test_a_mistake_in_a_recipe_is_named(tmp_path, before, after, message):
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda it: it.stem)
 def test_recipes_of_the_tree_are_whole(path):
     read = recipe.read(str(path))
-    head, _ = recipe.tables_of(path)
+    head, _ = recipe.tables_of(path, path.read_text())
     assert {"title", "source"} <= head.keys() or path.stem == "demo"
     for stage in read.stages:
         if stage.kind != "pretrain" or "init_from" in stage.flags:
@@ -174,6 +175,22 @@ def test_show_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsys):
             "[cache.y]\ntask = 'rlm_lm'\nvocabulary = 'a'",
             "[cache.x] and [cache.y] both write it/cache/rlm_lm",
         ),
+        ("[corpus.a]\ncorpus = 'text:a'\nweight = true\n[vocabulary]", "a number above 0"),
+        ("[corpus.a]\ncorpus = 'text:a'\nweight = inf\n[vocabulary]", "a number above 0"),
+        (
+            "[corpus.a]\ncorpus = 'text:a'\n[vocabulary]\ncorpora = ['a', 'a']",
+            "corpora: a is there twice",
+        ),
+        (
+            "[cache.x]\ntask = 'lm'\ncorpus = 'text:a'\nvocabulary = 'a'\n"
+            "[pretrain]\ntask = 'y_lm'",
+            "[pretrain]: --task=y_lm: no [cache] makes it (did you mean x_lm?)",
+        ),
+        (
+            "[corpus.en]\ncorpus = 'text:a'\n[corpus.ro]\ncorpus = 'text:a'\n"
+            "[cache.x]\ntask = 'lm'\nvocabulary = 'a'\n[pretrain]\ntask = 'x_en_mlm'",
+            "--task=x_en_mlm: no [cache] makes it",
+        ),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(tmp_path, text, message):
@@ -189,3 +206,55 @@ def test_evaluations_of_one_model_have_files_of_their_own(tmp_path):
     assert outputs["evaluate.a"] == "it/evaluations/a.json"
     assert outputs["evaluate.b"] == "it/evaluations/b.json"
     assert outputs["export.b"] == "it/export/b"
+
+
+def test_a_run_on_one_language_of_a_cache_needs_the_cache(tmp_path):
+    text = "".join(f"[corpus.{name}]\ncorpus = 'text:{name}'\n" for name in ("en", "ro"))
+    text += "[cache.x]\ntask = 'lm'\nvocabulary = 'a'\n[pretrain]\ntask = 'x_en_lm=2,x_ro_lm=1'"
+    assert recipe.read(str(written(tmp_path, text))).stage("pretrain", "only").needs == ("cache.x",)
+    elsewhere = f"{text}\ncache_dir = 'others'\n".replace("x_en_lm=2,x_ro_lm=1", "y_lm")
+    assert recipe.read(str(written(tmp_path, elsewhere))).stages[-1].needs == ()
+
+
+@pytest.mark.parametrize("stage", ["", "[vocabulary]\ncorpus = 'text:a'\n"])
+def test_columns_of_templates_may_have_the_names_of_stages(tmp_path, stage):
+    spec = "json:q.jsonl?inputs={vocabulary} {report} {{dedup}} {folder}&targets={title}"
+    text = f"{stage}[cache.a]\ntask = 'supervised'\ncorpus = '{spec}'\n"
+    words = words_of(written(tmp_path, text + "vocabulary = 'v'\n"))
+    assert f"--corpus={spec}" in words["cache.a"]
+
+
+def test_a_report_lies_beside_the_run_that_it_is_of(tmp_path):
+    text = '[report]\nmodel_dir = "a/model"\n'
+    assert recipe.read(str(written(tmp_path, text))).stages[0].output == "a/model/report.html"
+    text = f"[pretrain]\n{text.replace('report', 'report.old')}"
+    assert recipe.read(str(written(tmp_path, text))).stages[1].output == "a/model/report_old.html"
+    text = text.replace("a/model", "{folder}/model")
+    assert recipe.read(str(written(tmp_path, text))).stages[1].output == "it/model/report_old.html"
+
+
+def test_the_folder_can_be_named(tmp_path):
+    text = '[vocabulary]\ncorpus = "text:a"\noutput = "{folder}/words"\n'
+    read = recipe.read(str(written(tmp_path, text)), "gs://bucket/here")
+    assert read.stages[0].output == "gs://bucket/here/words"
+    assert read.portable["vocabulary"].output == "{folder}/words"
+
+
+def test_a_recipe_has_a_name_that_its_folder_and_lock_leave_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, folder, says in (
+        ("it.lock", None, "rename it to it.toml"),
+        ("it", None, "a name that ends in .toml"),
+        ("it.toml", "it.toml", "choose another --folder"),
+        ("/dev/null", None, "is not a regular file"),
+    ):
+        if name != "/dev/null":
+            (tmp_path / name).write_text("[vocabulary]\ncorpus = 'text:a'\n")
+        with pytest.raises(UserError, match=re.escape(says)):
+            recipe.read(name, folder)
+    os.mkfifo("pipe.toml")
+    with pytest.raises(UserError, match="is not a regular file"):
+        recipe.read("pipe.toml")
+    with pytest.raises(UserError, match="is a folder"):
+        recipe.read(str(tmp_path))
+    assert recipe.read("it", "other").folder == "other"

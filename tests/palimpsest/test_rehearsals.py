@@ -74,7 +74,7 @@ def small_tables(here, text):
     """Returns the tables of a rehearsal of a recipe; its runs keep their models."""
     path = here / "it.toml"
     path.write_text(text)
-    whole = recipes.tables_of(path)[1]
+    whole = recipes.tables_of(path, text)[1]
     runs = dict.fromkeys(name for name in whole if name.startswith(("pretrain", "finetune")))
     (here / "scratch").mkdir(exist_ok=True)
     return shrinking.tables(whole, runs, 1, here / "scratch")
@@ -155,6 +155,24 @@ def test_a_vocabulary_is_capped_unless_its_corpus_is_whole(tmp_path, monkeypatch
     for lines, size in ((TEXTS, 1000), (TEXTS[:300], [3000])):
         (tmp_path / "corpus.txt").write_text("\n".join(lines))
         assert small_tables(tmp_path, text)["vocabulary"]["vocab_size"] == size
+
+
+def test_what_reads_a_model_elsewhere_is_checked_and_not_rehearsed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "it.toml"
+    path.write_text('[report]\nmodel_dir = "model"\n[evaluate]\nmodel_dir = "model"\n')
+    with pytest.raises(UserError, match=r"\[evaluate\] --model_dir=model: no such folder"):
+        rehearsal.rehearse(str(path), None)
+    (tmp_path / "model").mkdir()
+    assert rehearsal.rehearse(str(path), None) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"rehearsed {path}")
+    assert not os.listdir(tmp_path / "model")
+    text = (
+        '[pretrain]\n[evaluate.old]\nmodel_dir = "model"\n[evaluate.own]\nmodel_dir = "{pretrain}"'
+    )
+    tables = small_tables(tmp_path, text)
+    assert tables["evaluate.old"] == {}
+    assert tables["evaluate.own"] == {"model_dir": "{pretrain}"}
 
 
 @pytest.mark.processes

@@ -54,6 +54,14 @@ def test_the_object_of_a_folder_is_not_listed_in_it(gcs):
     assert files.list_names(FOLDER) == []
     files.write_bytes(f"{FOLDER}/a", b"")
     assert files.list_names(FOLDER) == ["a"]
+    files.write_bytes(f"{FOLDER}2/b/c", b"c")
+    assert files.list_tree(f"{FOLDER}2/") == {"b/c": 1}
+    files.remove_all(FOLDER)
+    assert gcs.names() == ["folder2/b/c"]
+    files.remove_all(f"{FOLDER}2/b/c")
+    files.remove_all(FOLDER)
+    assert gcs.names() == []
+    assert files.list_tree(FOLDER) == {}
 
 
 def test_an_unfinished_file_is_not_visible(gcs):
