@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks import vocabulary
 from tasks.reading import sources
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table as aligned
 from tasks.vocabulary import Vocabulary
@@ -167,10 +168,17 @@ def as_json(reports: dict[str, Report]) -> dict[str, Any]:
     return {"corpora": {name: report.as_dict() for name, report in reports.items()}}
 
 
-def from_json(value: dict[str, Any]) -> dict[str, Report]:
-    """Restores reports from the result of `as_json`."""
-    found = value.get("corpora", {"": value})
-    return {name: Report.from_dict(each) for name, each in found.items()}
+def read(path: str) -> dict[str, Report]:
+    """Returns the reports in a file of `as_json`; raises UserError if it is missing or damaged."""
+    try:
+        value = files.read_json(path)
+        found = value.get("corpora", {"": value})
+        return {name: Report.from_dict(each) for name, each in found.items()}
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path} is missing or damaged, which the command wrote last: restore it from a copy, "
+            "or delete the folder and run the command again"
+        ) from error
 
 
 def table(reports: list[tuple[str, Report]]) -> str:

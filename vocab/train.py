@@ -236,7 +236,7 @@ def run(flags: Flags) -> None:
     corpora, output = weighting.corpora_of(flags), flags.output
     options, base = options_of(flags)
     loaded = train(options, corpora, output, base, runner)
-    measured = fit.from_json(files.read_json(files.join(output, _REPORT)))
+    measured = fit.read(files.join(output, _REPORT))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)

@@ -172,7 +172,7 @@ def run(flags: Flags) -> None:
     corpora = weighting.corpora_of(flags)
     loaded = train(options, corpora, flags.output)
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
-    measured = fit.from_json(files.read_json(files.join(flags.output, _REPORT)))
+    measured = fit.read(files.join(flags.output, _REPORT))
     print(fit.table(list(measured.items())))
     task = "masked_lm" if options.kind == WORDPIECE else "span_corruption"
     print(weighting.next_build(flags, corpora, flags.output, task))

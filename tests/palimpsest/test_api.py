@@ -385,7 +385,8 @@ def test_a_recipe_in_another_thread(tmp_path):
     recipe = tmp_path / "small.toml"
     recipe.write_text(f'[vocabulary]\ncorpus = "json:{tmp_path}/corpus.jsonl"\nvocab_size = 120\n')
     codes = []
-    in_thread(lambda: codes.append(palimpsest.call("run", recipe=str(recipe))))
+    run = {"recipe": str(recipe), "folder": tmp_path / "out"}
+    in_thread(lambda: codes.append(palimpsest.call("run", **run)))
     assert codes == [0]
     assert recipe.with_suffix(".lock").exists()
 
@@ -466,7 +467,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     for block in blocks:
         exec(compile(block, "docs/api.md", "exec"), names)
     said = capsys.readouterr().out
-    assert "--train_steps=0: it must be 1 or more" in said
+    assert "--train_steps=0: it must be 1 to 2**31 - 1" in said
     assert "OptimizerConfig(name='adafactor', learning_rate=0.003" in said
     assert (tmp_path / "report.html").exists()
     assert re.search(r"^Return a .+ of the string\.$", said, re.MULTILINE)

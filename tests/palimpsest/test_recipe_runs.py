@@ -236,9 +236,9 @@ def test_a_lock_also_holds_for_what_was_finished_and_for_all_its_stages(small):
     lock.write_text(json.dumps(good))
     assert "the stage export" in ran(small, "--locked").stderr
     lock.write_text('{"format": 1, "stages": []}')
-    assert_one_line(*_refused(small, "--locked"), "is not a lock file")
+    assert_one_line(*refusal(small, "--locked"), "is not a lock file")
     (small.parent / "out" / ".recipe" / "vocabulary.json").write_text("3")
-    assert_one_line(*_refused(small), "vocabulary.json is damaged")
+    assert_one_line(*refusal(small), "vocabulary.json is damaged")
 
 
 def test_a_lock_with_duplicates_holds_where_the_corpus_lies_elsewhere(tmp_path):
@@ -275,47 +275,16 @@ def test_caches_of_languages_are_removed_with_their_stage(tmp_path):
     assert other["mine_a_span_corruption"]["rows"] > made["mine_a_span_corruption"]["rows"]
 
 
-def test_a_plan_knows_what_is_finished_and_what_is_left(small):
-    before = ran(small, "--plan")
-    assert before.returncode == 0, before.stderr
-    assert not (small.parent / "out").exists()
-    size = (small.parent / "corpus.txt").stat().st_size / 1e6
-    rows = {line.split()[0]: line for line in before.stdout.splitlines()}
-    assert f"{size:,.1f}" in rows["vocabulary"]
-    assert rows["cache.mine"].split()[1:4] == ["to", "do", str(len(TEXTS))]
-    assert rows["cache.mine"].endswith("the rest needs vocabulary")
-    assert ran(small, "--only=vocabulary").returncode == 0
-    (line,) = (each for each in ran(small, "--plan").stdout.splitlines() if "cache.mine" in each)
-    assert line.split()[1:4] == ["to", "do", str(len(TEXTS))]
-    assert ran(small).returncode == 0
-    after = ran(small, "--plan").stdout
-    assert after.count("finished") == 2
-    assert_one_line(*_refused(small, "--topology=v5e:4x4"), "no effect without --plan")
-    assert_one_line(*_refused(small, "--plan", "--redo"), "leave out --redo")
-
-
-def test_a_plan_goes_on_without_the_hub_but_not_with_a_mistake(small, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "1")
-    stage = '[cache.far]\ntask = "lm"\ncorpus = "{}"\nvocabulary = "bytes"\n'
-    small.write_text(stage.format("hf:somebody/texts"))
-    planned = ran(small, "--plan")
-    assert planned.returncode == 0, planned.stderr
-    assert "not read: the Hugging Face Hub cannot be reached" in planned.stdout
-    small.write_text(stage.format("text:nowhere.txt"))
-    assert_one_line(*_refused(small, "--plan"), "[cache.far]", "nowhere.txt")
-
-
 def test_parts_of_a_recipe(small):
-    assert_one_line(*_refused(small, "--only=cache.mine"), "needs vocabulary", "not finished")
+    assert_one_line(*refusal(small, "--only=cache.mine"), "needs vocabulary", "not finished")
     assert ran(small, "--until=vocabulary").returncode == 0
     assert ran(small, "--from=cache.mine").returncode == 0
-    assert_one_line(*_refused(small, "--only=cache.mini"), "(did you mean cache.mine?)")
-    assert_one_line(*_refused(small, "--from=cache.mine", "--until=vocabulary"), "comes after")
-    assert_one_line(*_refused(small, "--rehearse", "--from=cache.mine"), "leave out --from")
+    assert_one_line(*refusal(small, "--only=cache.mini"), "(did you mean cache.mine?)")
+    assert_one_line(*refusal(small, "--from=cache.mine", "--until=vocabulary"), "comes after")
+    assert_one_line(*refusal(small, "--rehearse", "--from=cache.mine"), "leave out --from")
 
 
-def _refused(path, *flags):
+def refusal(path, *flags):
     done = ran(path, *flags)
     return done.returncode, done.stderr
 
@@ -437,7 +406,7 @@ def test_a_place_is_outside_however_it_is_written(small):
     small.write_text(text.replace("[vocabulary]", f'[vocabulary]\noutput = "{place}"'))
     assert ran(small, "--only=vocabulary").returncode == 0
     small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
-    assert_one_line(*_refused(small, "--only=vocabulary", "--redo"), "yourself: it is outside")
+    assert_one_line(*refusal(small, "--only=vocabulary", "--redo"), "yourself: it is outside")
     assert (precious / "words").exists()
 
 
@@ -464,7 +433,7 @@ def test_what_was_there_before_is_not_removed(small):
     (folder / "notes.txt").write_text("notes")
     assert ran(small).returncode == 0
     small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
-    assert_one_line(*_refused(small, "--redo"), str(folder), "yourself: it was there before")
+    assert_one_line(*refusal(small, "--redo"), str(folder), "yourself: it was there before")
     assert (folder / "notes.txt").exists()
 
 
@@ -473,17 +442,17 @@ def test_a_damaged_record_is_named(small, text):
     assert ran(small).returncode == 0
     record = small.parent / "out" / ".recipe" / "vocabulary.json"
     record.write_text(text or "")
-    assert_one_line(*_refused(small), "vocabulary.json is damaged: delete it")
+    assert_one_line(*refusal(small), "vocabulary.json is damaged: delete it")
     value = {name: {"a": 3} for name in ("flags", "needs", "inputs")}
     record.write_text(json.dumps({"command": "a", "places": [], "foreign": [], **value}))
-    assert_one_line(*_refused(small), "vocabulary.json is damaged: delete it")
+    assert_one_line(*refusal(small), "vocabulary.json is damaged: delete it")
     record.unlink()
     assert ran(small).returncode == 0
 
 
 def test_a_lock_that_is_a_folder_is_no_lock(small):
     small.with_suffix(".lock").mkdir()
-    assert_one_line(*_refused(small, "--locked"), "there is no file", "small.lock")
+    assert_one_line(*refusal(small, "--locked"), "there is no file", "small.lock")
 
 
 @pytest.mark.slow
@@ -499,7 +468,7 @@ def test_an_export_or_evaluation_of_others_does_not_count(small):
     export.mkdir(parents=True)
     (export / "model.safetensors").write_text("of another model")
     for _ in range(2):
-        assert_one_line(*_refused(small), str(export), "exists: name another folder, or delete it")
+        assert_one_line(*refusal(small), str(export), "exists: name another folder, or delete it")
     shutil.rmtree(export)
     done = ran(small)
     assert done.returncode == 0, done.stderr

@@ -26,6 +26,7 @@ from tests.support.corpora import write_json
 from tests.support.in_process import run
 from tests.support.processes import completed, wait_for
 from tests.support.words import changed
+from tests.trainer.conftest import assert_one_line
 from vocab import fit, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -118,6 +119,15 @@ def test_a_second_run_keeps_the_finished_vocabulary(trained, corpus):
     assert [after[name].st_mtime_ns for name in FILES] == [
         before[name].st_mtime_ns for name in FILES
     ]
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("[]")])
+def test_a_lost_report_is_one_line(trained, corpus, tmp_path, damage):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained[0], copy)
+    damage(copy / "report.json")
+    done = run("vocab.train", f"--corpus={corpus}", f"--output={copy}", *SMALL)
+    assert_one_line(done.returncode, done.stderr, "report.json")
 
 
 def test_a_killed_run_is_resumed(trained, corpus, tmp_path):
