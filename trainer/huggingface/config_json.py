@@ -37,7 +37,7 @@ def from_config(
         model = KINDS[kind].read(known)
         known.refuse_unknown(KINDS[kind].inert)
         if ids and model.architecture == "encoder_decoder":
-            start = special_ids.start(ids, where, model.vocab_size)
+            start = special_ids.start(ids, where, model.vocab_size, KINDS[kind].start)
             model = dataclasses.replace(model, start_id=start)
         return model
     except ValueError as error:

@@ -175,9 +175,10 @@ def _written(
 ) -> dict[str, Any]:
     written = KINDS[kind].write(config, positions)
     # A decoder's first input during training.
-    for name in ("bos_token_id", "decoder_start_token_id"):
-        if name in written:
-            written[name] = special.start
+    for part in (written, *(each for each in written.values() if isinstance(each, dict))):
+        for name in ("bos_token_id", "decoder_start_token_id"):
+            if name in part:
+                part[name] = special.start
     return {
         "model_type": kind,
         **written,

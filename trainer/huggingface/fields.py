@@ -56,13 +56,13 @@ class Fields:
         tensors: Collection[str],
         nulls: Collection[str] = (),
     ):
-        self._fields, self._where, self.tensors, self._nulls = dict(fields), where, tensors, nulls
+        self._fields, self.where, self.tensors, self._nulls = dict(fields), where, tensors, nulls
         self._read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
         if name not in self._fields:
-            raise UserError(f"{self._where} has no field {name}")
+            raise UserError(f"{self.where} has no field {name}")
         return self._fields[name]
 
     def __contains__(self, name: str) -> bool:
@@ -90,7 +90,7 @@ class Fields:
         """Refuses a value other than `expected`; `default` is transformers', if it differs."""
         found = self.get(name, expected if default is None else default)
         if found != expected:
-            raise UserError(f"{self._where}: {name} is {found}; our models have {expected}")
+            raise UserError(f"{self.where}: {name} is {found}; our models have {expected}")
 
     def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any:
         """Returns our name for a field's value."""
@@ -98,7 +98,7 @@ class Fields:
         for ours, theirs in known.items():
             if theirs == _SYNONYMS.get(str(found), found):
                 return ours
-        raise UserError(f"{self._where}: {name} is {found}, not one of {', '.join(known.values())}")
+        raise UserError(f"{self.where}: {name} is {found}, not one of {', '.join(known.values())}")
 
     def refuse_unknown(self, inert: Collection[str]) -> None:
         """Raises a UserError if there are fields that were not read and may have an effect.
@@ -113,7 +113,7 @@ class Fields:
             more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
             one = len(unknown) == 1
             raise UserError(
-                f"{self._where}: {', '.join(unknown[:_NAMED])}{more}: "
+                f"{self.where}: {', '.join(unknown[:_NAMED])}{more}: "
                 f"{'this field is' if one else 'these fields are'} unknown here and may change "
                 f"what the model computes; remove {'it' if one else 'them'} from the file if "
                 f"{'it does' if one else 'they do'} not"

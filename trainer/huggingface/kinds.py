@@ -19,6 +19,8 @@ class Kind(NamedTuple):
       families: families whose models may be of this type.
       beginning: beginning of all names but the heads', which a model without a head lacks.
       inert: fields without effect on the logits, besides those of all types.
+      logits: the module of untied logits, for the parameter `decoder/logits_dense/kernel`.
+      start: the field with the id that a decoder reads first if decoder_start_token_id is missing.
     """
 
     read: Callable[[Fields], ModelConfig]
@@ -27,6 +29,8 @@ class Kind(NamedTuple):
     families: tuple[str, ...] = ()
     beginning: str = ""
     inert: frozenset[str] = frozenset()
+    logits: str = "lm_head"
+    start: str = "pad_token_id"
 
 
 # model_type -> its row.

@@ -88,7 +88,8 @@ def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     modules = KINDS[kind].tensors(config)
     if not logits_are_tied(config):
         bert = ("mlm_head/logits_dense/kernel", "cls.predictions.decoder")
-        path, module = bert if kind == "bert" else ("decoder/logits_dense/kernel", "lm_head")
+        ours = ("decoder/logits_dense/kernel", KINDS[kind].logits)
+        path, module = bert if kind == "bert" else ours
         modules[path] = module
     memory = {"memory_embedder/embedding": Place(t5_experiments.MEMORY, False)}
     return (memory if config.memory_tokens else {}) | {
@@ -208,7 +209,8 @@ def from_tensors(
     spec, found, flat = model_spec(config), places(config, kind), Tensors()
     tables = [place.tensor for place in found.values() if place.tensor in EMBEDDINGS]
     tensors = _renamed(tensors, kind)
-    tensors = _with_embedding(tensors, tables[0], config, where)
+    if tables:
+        tensors = _with_embedding(tensors, tables[0], config, where)
     rest = dict(tensors)
     if t5_experiments.MEMORY_COPY in rest and t5_experiments.MEMORY not in rest:
         rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
@@ -259,6 +261,7 @@ _DRAWN = "order_head"
 _COPIES: Mapping[str, tuple[str, ...]] = {
     t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
     "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+    "lm_head.out_proj.weight": ("model.decoder.embed_tokens.weight",),
 }
 # Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (
@@ -270,13 +273,14 @@ _WITHOUT_EFFECT = (
 )
 
 
-def _affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
+def affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
     """Returns the names of a dense layer or a norm, with or without a bias."""
     first = "scale" if ours.endswith("norm") else "kernel"
     return {f"{ours}/{name}": theirs for name in ((first, "bias") if bias else (first,))}
 
 
-def _layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
+def layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
+    """Returns the names in all layers of a stack; `inside` are those of one."""
     return {
         f"{stack}/layers_{index}/{ours}": f"{theirs}.{index}.{name}"
         for index in range(number)
@@ -290,28 +294,28 @@ def t5(config: ModelConfig) -> dict[str, str]:
         ("encoder", config.num_encoder_layers, ("attention",)),
         ("decoder", config.num_decoder_layers, ("self_attention", "encoder_decoder_attention")),
     ):
-        modules |= _affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
+        modules |= affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
         letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
         if stack == "encoder":
             letters = t5_experiments.encoder_projections(config, letters)
         inside: dict[str, str] = {}
         for place, mixer in enumerate(mixers):
             norm = mixer.replace("encoder_decoder", "cross")
-            inside |= _affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
+            inside |= affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
             attention = f"{place}.{'EncDec' if place else 'Self'}Attention"
             for mine, letter in letters.items():
-                inside |= _affine(f"{mixer}/{mine}", f"{attention}.{letter}", False)
+                inside |= affine(f"{mixer}/{mine}", f"{attention}.{letter}", False)
         last = len(mixers)
-        inside |= _affine("pre_mlp_layer_norm", f"{last}.layer_norm", False)
+        inside |= affine("pre_mlp_layer_norm", f"{last}.layer_norm", False)
         for kernel in (*_inner_kernels(config), "wo"):
-            inside |= _affine(f"mlp/{kernel}", f"{last}.DenseReluDense.{kernel}", False)
+            inside |= affine(f"mlp/{kernel}", f"{last}.DenseReluDense.{kernel}", False)
         table, bias = "relpos_bias/rel_embedding", "0.SelfAttention.relative_attention_bias"
         if config.position_scheme == PER_LAYER:
             inside[table] = bias
         else:
             modules[f"{stack}/{table}"] = f"{stack}.block.0.layer.{bias}"
         inside = {ours: f"layer.{name}" for ours, name in inside.items()}
-        modules |= _layers(stack, number, f"{stack}.block", inside)
+        modules |= layers(stack, number, f"{stack}.block", inside)
     return modules
 
 
@@ -344,24 +348,24 @@ def decoder(config: ModelConfig) -> dict[str, str]:
     has_bias = layer.norm.has_bias
     inside: dict[str, str] = {}
     for ours, theirs in _DECODER_NORMS[config.value("norm_placement")].items():
-        inside |= _affine(f"{ours}_layer_norm", theirs, has_bias)
+        inside |= affine(f"{ours}_layer_norm", theirs, has_bias)
     if mixer.query_key_norm is not None:
-        inside |= _affine("self_attention/query_norm", "self_attn.q_norm", has_bias)
-        inside |= _affine("self_attention/key_norm", "self_attn.k_norm", has_bias)
+        inside |= affine("self_attention/query_norm", "self_attn.q_norm", has_bias)
+        inside |= affine("self_attention/key_norm", "self_attn.k_norm", has_bias)
     bias, out_bias = config.value("attention_bias"), config.attention_out_bias
     for mine, name in attention.items():
         ours, theirs = f"self_attention/{mine}", f"self_attn.{name}"
         own = bias if mine != "out" or out_bias is None else out_bias
-        inside |= _affine(ours, theirs, own)
+        inside |= affine(ours, theirs, own)
         if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
             for step in range(getattr(mixer.convolution, "width", 0)):
                 inside[f"{ours}_convolution/tap_{step}"] = f"self_attn.{name[0]}_conv"
     for mine, name in mlp.items():
-        inside |= _affine(f"mlp/{mine}", f"mlp.{name}", layer.feed_forward.bias)
+        inside |= affine(f"mlp/{mine}", f"mlp.{name}", layer.feed_forward.bias)
     modules = {
         "decoder/token_embedder/embedding": "model.embed_tokens",
-        **_affine("decoder/decoder_norm", "model.norm", has_bias),
-        **_layers("decoder", config.num_decoder_layers, "model.layers", inside),
+        **affine("decoder/decoder_norm", "model.norm", has_bias),
+        **layers("decoder", config.num_decoder_layers, "model.layers", inside),
     }
     if config.position_scheme == "relative":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
@@ -370,19 +374,19 @@ def decoder(config: ModelConfig) -> dict[str, str]:
 
 def gpt2(config: ModelConfig) -> dict[str, str]:
     inside = {
-        **_affine("pre_self_attention_layer_norm", "ln_1"),
-        **_affine("pre_mlp_layer_norm", "ln_2"),
-        **_affine("self_attention/out", "attn.c_proj"),
-        **_affine("mlp/wi", "mlp.c_fc"),
-        **_affine("mlp/wo", "mlp.c_proj"),
+        **affine("pre_self_attention_layer_norm", "ln_1"),
+        **affine("pre_mlp_layer_norm", "ln_2"),
+        **affine("self_attention/out", "attn.c_proj"),
+        **affine("mlp/wi", "mlp.c_fc"),
+        **affine("mlp/wo", "mlp.c_proj"),
     }
     for name in _JOINED:
-        inside |= _affine(f"self_attention/{name}", "attn.c_attn")
+        inside |= affine(f"self_attention/{name}", "attn.c_attn")
     return {
         "decoder/token_embedder/embedding": f"{GPT2}wte",
         "decoder/position_embedder/pos_embedding": f"{GPT2}wpe",
-        **_affine("decoder/decoder_norm", f"{GPT2}ln_f"),
-        **_layers("decoder", config.num_decoder_layers, f"{GPT2}h", inside),
+        **affine("decoder/decoder_norm", f"{GPT2}ln_f"),
+        **layers("decoder", config.num_decoder_layers, f"{GPT2}h", inside),
     }
 
 
@@ -390,12 +394,12 @@ def bert(config: ModelConfig) -> dict[str, str]:
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
         "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
-        **_affine("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
-        **_affine("mlm_head/dense", "cls.predictions.transform.dense"),
-        **_affine("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
+        **affine("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
+        **affine("mlm_head/dense", "cls.predictions.transform.dense"),
+        **affine("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
         "mlm_head/logits_bias": "cls.predictions",
-        **_affine("order_head/pooler", "bert.pooler.dense"),
-        **_affine("order_head/logits", "cls.seq_relationship"),
+        **affine("order_head/pooler", "bert.pooler.dense"),
+        **affine("order_head/logits", "cls.seq_relationship"),
     }
     if config.position_scheme == "absolute":
         table = "bert.embeddings.position_embeddings"
@@ -404,20 +408,20 @@ def bert(config: ModelConfig) -> dict[str, str]:
         table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
         modules["encoder/relpos_bias/rel_embedding"] = table
     inside = {
-        **_affine("attention/out", "attention.output.dense"),
-        **_affine("mlp/wi", "intermediate.dense"),
-        **_affine("mlp/wo", "output.dense"),
+        **affine("attention/out", "attention.output.dense"),
+        **affine("mlp/wi", "intermediate.dense"),
+        **affine("mlp/wo", "output.dense"),
     }
     for name in _JOINED:
-        inside |= _affine(f"attention/{name}", f"attention.self.{name}")
+        inside |= affine(f"attention/{name}", f"attention.self.{name}")
     if config.value("norm_placement") == "pre":
-        modules |= _affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
-        inside |= _affine("pre_attention_layer_norm", "pre_attention_ln")
-        inside |= _affine("pre_mlp_layer_norm", "post_attention_ln")
+        modules |= affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
+        inside |= affine("pre_attention_layer_norm", "pre_attention_ln")
+        inside |= affine("pre_mlp_layer_norm", "post_attention_ln")
     else:
-        inside |= _affine("post_attention_layer_norm", "attention.output.LayerNorm")
-        inside |= _affine("post_mlp_layer_norm", "output.LayerNorm")
-    return modules | _layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
+        inside |= affine("post_attention_layer_norm", "attention.output.LayerNorm")
+        inside |= affine("post_mlp_layer_norm", "output.LayerNorm")
+    return modules | layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
 
 
 def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:

@@ -51,11 +51,11 @@ def _all(value: Any) -> set[int]:
     return {*value} if isinstance(value, list) else {value}
 
 
-def start(ids: Ids, where: str, vocab_size: int) -> int:
-    """Returns the id that an encoder-decoder's decoder reads first; without one, padding's."""
+def start(ids: Ids, where: str, vocab_size: int, otherwise: str = PAD) -> int:
+    """Returns the id that an encoder-decoder's decoder reads first; without one, `otherwise`'s."""
     found = next((each[START] for each in ids.values() if START in each), None)
     if found is None:
-        found = next((each[PAD] for each in ids.values() if PAD in each), PAD_ID)
+        found = next((each[otherwise] for each in ids.values() if otherwise in each), PAD_ID)
     if type(found) is not int or not 0 <= found < vocab_size:
         raise UserError(
             f"{where}: {START} is {found!r}; it must be an id below vocab_size, which is "

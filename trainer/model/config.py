@@ -185,6 +185,11 @@ class ModelConfig:
         "GPT-NeoX)",
         choices=SLOTS["parallel_blocks"],
     )
+    shared_embedding: bool = field(
+        True,
+        "one token embedding for encoder and decoder, as in T5; false: each has its own, as in "
+        "T5Gemma, and tied logits use the decoder's",
+    )
     embedding_norm: bool | None = field(
         None, "normalise embeddings before the first layer; None follows the family"
     )

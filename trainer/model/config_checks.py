@@ -124,6 +124,10 @@ def _check_heads(config: Any) -> None:
         require_of(config, not changed or fits, name, f"unset with mixer {mixer!r}")
     fits = config.attention_out_bias is None or facts.queries
     require_of(config, fits, "attention_out_bias", f"unset with mixer {mixer!r}")
+    fits = config.shared_embedding or config.architecture == ENCODER_DECODER
+    require_of(config, fits, "shared_embedding", "True in a model without both stacks")
+    fits = config.shared_embedding or not config.lengthening
+    require_of(config, fits, "shared_embedding", "True with a part that lengthens rows")
     fits = config.logits_softcap is None or config.architecture != ENCODER
     require_of(config, fits, "logits_softcap", "unset in an encoder-only model")
     fits = config.query_key_norm or config.query_key_norm_over == "head"

@@ -68,11 +68,15 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a decoder and perhaps an encoder. Hashable: equal specs share one program."""
+    """A model with a decoder and perhaps an encoder. Hashable: equal specs share one program.
+
+    With `shared_embedding` both stacks use the model's token embedding, otherwise each its own.
+    """
 
     shared: Shared
     decoder: StackSpec
     encoder: StackSpec | None = None
+    shared_embedding: bool = False
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
@@ -128,7 +132,8 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
         layer["mixer"] = attention.attention(config)
     decoder = _stack(config, config.num_decoder_layers, DECODER, cross.decoder, **layer)
     decoder = replace(decoder, mask=Mask(causal=True), cross_mask=Mask())
-    return ModelSpec(_shared(config), _windowed(config, decoder), _windowed(config, encoder))
+    stacks = _windowed(config, decoder), _windowed(config, encoder)
+    return ModelSpec(_shared(config), *stacks, config.shared_embedding)
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:

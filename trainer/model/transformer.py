@@ -47,8 +47,9 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         spec = self.spec
-        if spec.encoder is not None:
+        if spec.shared_embedding:
             self.token_embedder = TokenEmbedder(spec.shared)
+        if spec.encoder is not None:
             self.encoder = Stack(spec.encoder, spec.shared, "encoder")
             for part in spec.encoder.parts:
                 if part.front is not None:
@@ -58,7 +59,9 @@ class Transformer(nn.Module):
     def __call__(self, batch: Batch, deterministic: bool = True) -> Array:
         embedder = memory = embedded_BLD = None
         tokens_BL = batch["decoder_input_tokens"]
-        if self.spec.encoder is not None:
+        if self.spec.encoder is not None and not self.spec.shared_embedding:
+            memory = self._memory(batch, deterministic)
+        elif self.spec.encoder is not None:
             embedder = self.token_embedder
             # One lookup for both stacks: two lookups would add two gradients of the table.
             source_BS = batch["encoder_input_tokens"]
@@ -93,21 +96,26 @@ class Transformer(nn.Module):
         `memory` comes from `remember`. Without `cache`, `tokens_BL` are whole rows; with it, pass
         `mutable=[CACHE, FIXED]` to fill it from a prompt, then `mutable=[CACHE]` for each token.
         """
-        embedder = None if self.spec.encoder is None else self.token_embedder
+        embedder = self._embedder
         logits_B1V = self.decoder(
             tokens_BL, rows, embedder, memory, True, cache=cache, last_B=last_B
         )
         return logits_B1V[:, 0]
 
+    @property
+    def _embedder(self) -> TokenEmbedder | None:
+        """The embedding that both stacks share; None if each keeps its own."""
+        return self.token_embedder if self.spec.shared_embedding else None
+
     def _memory(
         self, batch: Batch, deterministic: bool, embedded_BSD: Array | None = None
     ) -> Memory:
         tokens_BS, rows = batch["encoder_input_tokens"], encoder_rows(batch)
-        embedder = self.token_embedder
+        embedder = self._embedder
         assert self.spec.encoder is not None
         for part in self.spec.encoder.parts:
             if part.front is not None:
-                if embedded_BSD is None:
+                if embedded_BSD is None and embedder is not None:
                     embedded_BSD = embedder(tokens_BS)
                 embedded_BSD, rows = getattr(self, part.name)(embedded_BSD, rows)
         return self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)

@@ -89,7 +89,7 @@ def test_other_totals(name, changes, formula, total):
 
 
 # Source: the safetensors of each model on the Hub, whose totals its page shows.
-DECODERS = {
+ON_THE_HUB = {
     "gemma2_2b": 2_614_341_888,
     "gemma2_9b": 9_241_705_984,
     "gemma2_27b": 27_227_128_320,
@@ -102,12 +102,18 @@ DECODERS = {
     "qwen3_8b": 8_190_735_360,
     "mistral_7b": 7_241_732_096,
     "olmo2_1b": 1_484_916_736,
+    # T5Gemma (arXiv:2504.06225), table 1: 312.5 M, 591.5 M, 1.24 B, 3.77 B, 5.60 B, 20.33 B.
+    "t5gemma_small": 312_517_632,
+    "t5gemma_base": 591_490_560,
+    "t5gemma_2b_2b": 5_596_853_760,
 }
 
 
-@pytest.mark.parametrize("name", slow_unless(["gemma3_270m", "mistral_7b"], DECODERS))
-def test_published_totals_of_decoders(name):
-    assert parameter_total(model_preset(name)) == DECODERS[name]
+@pytest.mark.parametrize(
+    "name", slow_unless(["gemma3_270m", "mistral_7b", "t5gemma_small"], ON_THE_HUB)
+)
+def test_totals_on_the_hub(name):
+    assert parameter_total(model_preset(name)) == ON_THE_HUB[name]
 
 
 # vocab, emb, mlp, layers; total. Google's checkpoints, as Hugging Face's BertForPreTraining.

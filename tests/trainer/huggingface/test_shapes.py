@@ -34,6 +34,13 @@ DECODER = SIZES | {
 GEMMA = DECODER | {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 20}
 # Name -> (transformers' class without its ending, fields). Rows have up to 40 tokens, so windows
 # and caps change the logits.
+T5GEMMA = {
+    stack: {
+        **{**GEMMA, "num_hidden_layers": layers},
+        **{"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
+    }
+    for stack, layers in (("encoder", 2), ("decoder", 3))
+} | {"vocab_size": 384}
 SHAPES = {
     "qwen2": ("Qwen2", DECODER),
     "qwen2, windows": (
@@ -58,10 +65,15 @@ SHAPES = {
             },
         },
     ),
+    "t5gemma": ("T5Gemma", T5GEMMA | {"tie_word_embeddings": False}),
+    "t5gemma, tied": ("T5Gemma", T5GEMMA),
 }
 # These have the parts of the others.
-FEW = ("qwen2, windows", "olmo2", "gemma3_text")
-ARCHITECTURES = {"Gemma3Text": "Gemma3ForCausalLM"}
+FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma")
+ARCHITECTURES = {
+    "Gemma3Text": "Gemma3ForCausalLM",
+    "T5Gemma": "T5GemmaForConditionalGeneration",
+}
 
 
 class Theirs:
@@ -138,6 +150,11 @@ def test_greedy_ids_are_those_of_transformers(theirs, name):
     decoder = Decoder(made.config, Decoding(max_new_tokens=12))
     model = made.model()
     for prompt, found in zip(prompts, decoder(made.params, prompts), strict=True):
+        if made.config.num_encoder_layers:
+            ids = torch.from_numpy(prompt)[None]
+            made_ids = model.generate(ids, max_new_tokens=12, do_sample=False)
+            assert found.ids.tolist() == made_ids[0, 1:].tolist()
+            continue
         ids = torch.from_numpy(np.concatenate([[0], prompt]))[None]
         # Our rows begin with the padding's id, which transformers would mask.
         mask = torch.ones_like(ids)
@@ -178,7 +195,9 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    module.get_input_embeddings().padding_idx = None  # which would not learn
+    for each in module.modules():
+        if isinstance(each, torch.nn.Embedding):
+            each.padding_idx = None  # which would not learn
     adamw = torch.optim.AdamW(
         module.parameters(), lr=RATE, betas=(0.9, 0.95), eps=EPSILON, weight_decay=0.0
     )
@@ -188,7 +207,16 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     for _ in range(2):
         params, state = step(params, state)
         adamw.zero_grad()
-        logits = module(tensor["decoder_input_tokens"]).logits
+        given = {"input_ids": tensor["decoder_input_tokens"]}
+        if made.config.num_encoder_layers:
+            sources = tensor["encoder_input_tokens"]
+            given = {
+                "input_ids": sources,
+                "attention_mask": (sources > 0).long(),
+                "decoder_input_ids": tensor["decoder_input_tokens"],
+                "decoder_attention_mask": torch.ones_like(targets),
+            }
+        logits = module(**given).logits
         torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=0
         ).backward()
@@ -204,7 +232,7 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
 PRESETS = [
     name
     for name in MODEL_PRESETS
-    if name.startswith(("gemma2_", "gemma3_", "qwen", "mistral_", "olmo2_"))
+    if name.startswith(("gemma2_", "gemma3_", "qwen", "mistral_", "olmo2_", "t5gemma_"))
 ]
 
 

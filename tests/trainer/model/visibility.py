@@ -19,16 +19,18 @@ DECODER_SEGMENTS = [1, 1, 1, 2, 2, 0]
 def influence(tiny, batch) -> np.ndarray:
     """Returns bool [decoder positions, vocabulary]: True if a token moves the logits."""
     leaves = named(tiny.params)
-    (table,) = (path for path in leaves if path.endswith("token_embedder/embedding"))
+    tables = {p: leaf for p, leaf in leaves.items() if p.endswith("token_embedder/embedding")}
 
-    def logit_mixes(table_VD):
-        params = unflatten_dict(leaves | {table: table_VD}, sep="/")
+    def logit_mixes(tables):
+        params = unflatten_dict(leaves | tables, sep="/")
         output = run_model(tiny.model, params, batch)
         logits_LV = (output.logits_BLV if isinstance(output, RoutedLogits) else output)[0]
         # A random mix, since some effects might cancel in the sum of logits.
         return logits_LV @ jax.random.normal(jax.random.PRNGKey(1), logits_LV.shape[-1:])
 
-    return np.any(np.asarray(jax.jit(jax.jacrev(logit_mixes))(leaves[table])) != 0, axis=-1)
+    moved = jax.jit(jax.jacrev(logit_mixes))(tables)
+    # Tokens of both sides differ, so several tables do not hide one another.
+    return np.any([np.asarray(each) != 0 for each in moved.values()], axis=(0, -1))
 
 
 def check(tiny, batch, encoder_segments, decoder_segments, prefix=None) -> None:

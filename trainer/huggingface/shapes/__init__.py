@@ -4,3 +4,4 @@ from trainer.huggingface.shapes import gemma as gemma
 from trainer.huggingface.shapes import mistral as mistral
 from trainer.huggingface.shapes import olmo2 as olmo2
 from trainer.huggingface.shapes import qwen as qwen
+from trainer.huggingface.shapes import t5gemma as t5gemma

@@ -47,7 +47,8 @@ def _read(fields: Fields, caps: tuple[float | None, float | None], **pieces: Any
     )
 
 
-def _read_2(fields: Fields) -> ModelConfig:
+def read_2(fields: Fields) -> ModelConfig:
+    """Returns a model of Gemma 2."""
     window = fields.nullable("sliding_window", 4096)
     return _read(
         fields,
@@ -94,7 +95,8 @@ def _write(config: ModelConfig, positions: int, architecture: str) -> dict[str, 
     }
 
 
-def _write_2(config: ModelConfig, positions: int) -> dict[str, Any]:
+def write_2(config: ModelConfig, positions: int) -> dict[str, Any]:
+    """Returns the fields of a model of Gemma 2."""
     return _write(config, positions, "Gemma2ForCausalLM")
 
 
@@ -113,5 +115,5 @@ def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {**written, "rope_parameters": bases}
 
 
-KINDS["gemma2"] = Kind(_read_2, _write_2, names.decoder, ("gemma",), "model.", KINDS["gemma"].inert)
+KINDS["gemma2"] = Kind(read_2, write_2, names.decoder, ("gemma",), "model.", KINDS["gemma"].inert)
 KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=_read_3, write=_write_3)

@@ -1,6 +1,7 @@
 """The field layer_types: which layers see a window."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainer.huggingface.fields import Fields
@@ -25,7 +26,12 @@ def read(fields: Fields, window: int | None, default: Sequence[str], **others: A
     letters = "".join(_LETTERS[each] for each in types)
     if window is None or LOCAL not in letters:
         return "none"
-    return str(Choice("sliding", Sliding(window=window, layers=_period(letters), **others)))
+    return text(Sliding(window=window, layers=_period(letters), **others))
+
+
+def text(window: Sliding, **changes: Any) -> str:
+    """Returns the attention_window of windows with some options changed."""
+    return str(Choice("sliding", replace(window, **changes)))
 
 
 def _period(letters: str) -> str:
@@ -42,9 +48,9 @@ def window_of(config: ModelConfig) -> Sliding | None:
     return options if isinstance(options, Sliding) else None
 
 
-def written(config: ModelConfig) -> list[str]:
-    """Returns the types of a decoder's layers."""
-    window, count = window_of(config), config.num_decoder_layers
+def written(config: ModelConfig, layers: int | None = None) -> list[str]:
+    """Returns the types of a stack's `layers`, or of the decoder's."""
+    window, count = window_of(config), layers or config.num_decoder_layers
     letters = window.layers if window else GLOBAL
     names = {letter: name for name, letter in _LETTERS.items()}
     return [names[letter] for letter in (letters * count)[:count]]

@@ -1,0 +1,126 @@
+"""T5Gemma: encoder and decoder with the layers of Gemma 2, each with its own embedding.
+
+Source: transformers 5.23, modeling_t5gemma.py; T5Gemma (arXiv:2504.06225).
+"""
+
+from typing import Any
+
+from trainer.huggingface import names
+from trainer.huggingface.fields import Fields, unset
+from trainer.huggingface.kinds import KINDS, Kind
+from trainer.huggingface.shapes import gemma, layer_types
+from trainer.model.config import ModelConfig
+
+_STACKS = ("encoder", "decoder")
+# Fields of a stack that another field decides.
+_INERT = frozenset({"cross_attention_hidden_size", "tie_word_embeddings"})
+
+
+def _read(fields: Fields) -> ModelConfig:
+    sides = {}
+    for stack in _STACKS:
+        written = fields[stack]
+        present = {name: value for name, value in written.items() if not unset(value)}
+        nulls = written.keys() - present.keys()
+        known = Fields(present, f"{fields.where}: {stack}", (), nulls)
+        sides[stack] = gemma.read_2(known)
+        known.refuse_unknown(KINDS["t5gemma"].inert | _INERT)
+    encoder, decoder = sides.values()
+    differ = [
+        name
+        for name in (*_SAME, "attention_window")
+        if name not in ("num_decoder_layers", "logits_softcap")
+        and getattr(encoder, name) != getattr(decoder, name)
+    ]
+    if differ:
+        raise ValueError(
+            f"encoder and decoder differ in {', '.join(differ)}: our stacks have the same sizes"
+        )
+    fields.require("vocab_size", decoder.vocab_size)
+    window = layer_types.window_of(decoder)
+    return ModelConfig(
+        family="t5gemma",
+        **{name: getattr(decoder, name) for name in _SAME},
+        num_encoder_layers=encoder.num_decoder_layers,
+        attention_window=layer_types.text(window, reach=window.window) if window else "none",
+        shared_embedding=False,
+        dropout_rate=fields.get("dropout_rate", 0.0),
+        tied_logits=fields.get("tie_word_embeddings", True),
+    )
+
+
+# What a decoder of Gemma 2 says of both stacks.
+_SAME = (
+    *("vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"),
+    *("num_decoder_layers", "mlp_activations", "norm", "position", "attention_bias"),
+    *("attention_scale", "attention_softcap", "logits_softcap"),
+)
+
+
+def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
+    written = gemma.write_2(config, positions)
+    del written["architectures"]
+    window = layer_types.window_of(config)
+    if config.family != "t5gemma" or config.shared_embedding:
+        raise KeyError(config.family)
+    if window and window.reach != window.window:
+        raise KeyError("attention_window")  # an encoder of T5Gemma sees as many on either side
+    side = {**written, "vocab_size": config.vocab_size, "bos_token_id": 0}
+    counts = config.num_encoder_layers, config.num_decoder_layers
+    return {
+        "architectures": ["T5GemmaForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "bos_token_id": 0,
+        "decoder_start_token_id": 0,
+        "dropout_rate": config.dropout_rate,
+        **{
+            stack: {
+                **side,
+                "num_hidden_layers": count,
+                "layer_types": layer_types.written(config, count),
+                "is_decoder": stack == "decoder",
+            }
+            for stack, count in zip(_STACKS, counts, strict=True)
+        },
+    }
+
+
+def _tensors(config: ModelConfig) -> dict[str, str]:
+    modules: dict[str, str] = {}
+    bias = config.value("attention_bias")
+    projections = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
+    for stack, count, mixers in (
+        ("encoder", config.num_encoder_layers, {"attention": "self_attn"}),
+        (
+            "decoder",
+            config.num_decoder_layers,
+            {"self_attention": "self_attn", "encoder_decoder_attention": "cross_attn"},
+        ),
+    ):
+        inside: dict[str, str] = {}
+        for mixer, theirs in mixers.items():
+            norm = mixer.replace("encoder_decoder", "cross")
+            for place in ("pre", "post"):
+                name = f"{place}_{theirs}_layernorm"
+                inside |= names.affine(f"{place}_{norm}_layer_norm", name, False)
+            for ours, projection in projections.items():
+                inside |= names.affine(f"{mixer}/{ours}", f"{theirs}.{projection}", bias)
+        for place in ("pre", "post"):
+            name = f"{place}_feedforward_layernorm"
+            inside |= names.affine(f"{place}_mlp_layer_norm", name, False)
+        for ours, name in (("wi_0", "gate_proj"), ("wi_1", "up_proj"), ("wo", "down_proj")):
+            inside |= names.affine(f"mlp/{ours}", f"mlp.{name}", False)
+        modules |= {
+            f"{stack}/token_embedder/embedding": f"model.{stack}.embed_tokens",
+            **names.affine(f"{stack}/{stack}_norm", f"model.{stack}.norm", False),
+            **names.layers(stack, count, f"model.{stack}.layers", inside),
+        }
+    return modules
+
+
+KINDS["t5gemma"] = Kind(
+    *(_read, _write, _tensors, ("t5gemma",), "model."),
+    inert=KINDS["gemma2"].inert | {"classifier_dropout_rate"},
+    logits="lm_head.out_proj",
+    start="bos_token_id",
+)

@@ -1,0 +1,55 @@
+"""The family and presets of T5Gemma: encoder-decoders with the layers of Gemma 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.model.capabilities import ENCODER_DECODER, FamilyFacts
+from trainer.model.config import ModelConfig
+from trainer.model.parts import FAMILIES
+
+# Source: Zhang et al. 2025 (arXiv:2504.06225), section 3.
+FAMILIES["t5gemma"] = FamilyFacts(
+    ENCODER_DECODER,
+    position="rotary",
+    norm="rms_norm:gain=offset",
+    norm_placement="sandwich",
+    mlp_activations=("gelu", "linear"),
+    scale_embeddings=True,
+    parametrisation="normal:scale_residual=true",
+)
+# Columns: emb_dim, heads, heads of keys and values, head_dim, mlp_dim, layers of each stack, and
+# the number whose square root divides attention logits.
+# Source: the same, table 1, and config.json of google/t5gemma-*.
+_SIZES = {
+    "small": (512, 8, 8, 64, 1024, 8, 64),
+    "base": (768, 12, 12, 64, 2048, 12, 64),
+    "large": (1024, 16, 16, 64, 2816, 24, 64),
+    "xl": (2048, 32, 32, 64, 5120, 24, 64),
+    "2b_2b": (2304, 8, 4, 256, 9216, 26, 256),
+    "9b_9b": (3584, 16, 8, 256, 14_336, 42, 256),
+}
+
+
+def t5gemma(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+    """Yields (name, model), with Gemma's vocabulary size."""
+    for size, (emb_dim, heads, kv_heads, head_dim, mlp_dim, layers, scalar) in _SIZES.items():
+        yield (
+            f"t5gemma_{size}",
+            ModelConfig(
+                family="t5gemma",
+                vocab_size=256_000,
+                emb_dim=emb_dim,
+                num_heads=heads,
+                num_kv_heads=None if kv_heads == heads else kv_heads,
+                head_dim=head_dim,
+                mlp_dim=mlp_dim,
+                num_encoder_layers=layers,
+                num_decoder_layers=layers,
+                shared_embedding=False,
+                attention_scale=scalar**-0.5,
+                attention_softcap=50.0,
+                logits_softcap=30.0,
+                attention_window="sliding:window=4096,layers=lg,reach=4096",
+            ),
+        )
