@@ -11,7 +11,7 @@ from trainer.config.run import CONFIG_FILE, Config
 from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
-_READER = "trainer.huggingface"
+_READER, _ADAPTER = "trainer.huggingface", "trainer.starting.adapting"
 # Fields that a folder does not determine: how the model is trained and computed.
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
@@ -35,7 +35,8 @@ def named_folder(given: Given) -> str | None:
 
 def folder_model(given: Given) -> ModelConfig:
     """Returns the model of `named_folder(given)`, without dropout."""
-    model = _model(named_folder(given) or "", given.values.get("model_dir") or "")
+    adapts = given.values.get("adapt") is not None
+    model = _model(named_folder(given) or "", given.values.get("model_dir") or "", adapts)
     return dataclasses.replace(model, dropout_rate=0.0)
 
 
@@ -48,7 +49,7 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     source = config.init_from or ""
     if not source.startswith(PREFIX):
         return config
-    found = _model(source, config.model_dir)
+    found = _model(source, config.model_dir, config.adapt is not None)
     if found.architecture != config.model.architecture:
         raise UserError(
             f"--init_from={source} is a {found.family} model, but --preset={config.preset} is a "
@@ -63,12 +64,16 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     return fields.replace_all(config, taken)
 
 
-def _model(source: str, model_dir: str) -> ModelConfig:
-    """Returns a folder's model, or the recorded one if the run in model_dir began from it."""
+def _model(source: str, model_dir: str, adapts: bool) -> ModelConfig:
+    """Returns a folder's model, or the recorded one if the run in model_dir began from it.
+
+    If it `adapts`, that is the encoder-decoder made of the folder's decoder.
+    """
     path = files.join(model_dir, CONFIG_FILE)
     if model_dir and files.exists(path):
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
             return fields.from_dict(ModelConfig, stored["model"], path)
     # Imported here because it reads another library's formats.
-    return importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))
+    found: ModelConfig = importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))
+    return importlib.import_module(_ADAPTER).encoder_decoder(found, source) if adapts else found

@@ -245,6 +245,15 @@ class Config:
         "schedule and in the data; false: parameters only",
         read_if=ReadIf(lambda config: config.init_from is not None, "without --init_from"),
     )
+    adapt: str | None = field(
+        None,
+        "make an encoder-decoder of the decoder that init_from=hf:DIR names: both stacks start as "
+        "the decoder, cross-attention as self-attention, as in T5Gemma",
+        choices=("encoder_decoder",),
+        read_if=ReadIf(
+            lambda config: (config.init_from or "").startswith("hf:"), "without --init_from=hf:DIR"
+        ),
+    )
     branch_from: str | None = field(
         None,
         "start a new run from the whole state of another run's checkpoint, RUN@STEP, with its "

@@ -31,7 +31,7 @@ from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
 from trainer.optim.ema import is_of_average
-from trainer.starting import vocabulary_change
+from trainer.starting import adapting, vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load
@@ -216,9 +216,13 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
 
     folder = path.removeprefix(from_transformers.PREFIX)
     # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
-    size = huggingface.model_config(folder).vocab_size
-    tree = huggingface.load(folder, replace(config.model, vocab_size=size))
-    return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
+    theirs = huggingface.model_config(folder)
+    if config.adapt is not None:
+        leaves = adapting.parameters(named(huggingface.load(folder, theirs)), config.model)
+    else:
+        tree = huggingface.load(folder, replace(config.model, vocab_size=theirs.vocab_size))
+        leaves = named(tree)
+    return {path: {"value": held(leaf)} for path, leaf in leaves.items()}, None
 
 
 def _check_names(

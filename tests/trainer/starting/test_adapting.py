@@ -1,0 +1,117 @@
+"""Encoder-decoders made of decoders: the parameters, the function, training and the export."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import made, parse
+from tasks.vocabulary import T5_IDS
+from tests.support import runs
+from tests.support.runs import stub
+from tests.trainer.huggingface.conftest import random_params
+from trainer.config.from_flags import RunFlags, configured
+from trainer.huggingface import configs, model_config, names, weights
+from trainer.model.config import ModelConfig
+from trainer.model.paths import named
+from trainer.starting import adapting, init_from
+
+SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 48, "vocab_size": 704}
+SIZES |= {"num_encoder_layers": 0, "num_decoder_layers": 2}
+DECODERS = {
+    "gemma2": ModelConfig(
+        family="gemma",
+        num_kv_heads=2,
+        norm_placement="sandwich",
+        attention_softcap=2.0,
+        logits_softcap=3.0,
+        attention_window="sliding:window=5,layers=lg",
+        **SIZES,
+    ),
+    "qwen3": ModelConfig(family="llama", query_key_norm=True, tied_logits=True, **SIZES),
+    "llama": ModelConfig(family="llama", num_kv_heads=1, **SIZES),
+}
+
+
+@pytest.fixture(params=DECODERS)
+def folder(request, tmp_path):
+    """Returns (a decoder's configuration, its parameters, a folder of transformers with them)."""
+    config = DECODERS[request.param]
+    params = random_params(config)
+    written = configs.to_config(config, 64)
+    assert written["model_type"] == request.param
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    weights.write(str(tmp_path), names.to_tensors(params, config, request.param), 10**9)
+    return config, params, tmp_path
+
+
+def run_of(folder, *flags):
+    words = [f"--init_from=hf:{folder}", "--adapt=encoder_decoder", *flags]
+    config, _ = configured(made(RunFlags, parse(RunFlags, words)))
+    run = stub(config, vocab_size=704)
+    run.converter = SimpleNamespace(special=T5_IDS)
+    return run
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_both_stacks_start_as_the_decoder(folder, shared):
+    _, params, path = folder
+    run = run_of(path, f"--model.shared_embedding={str(shared).lower()}")
+    model = run.config.model
+    assert (model.architecture, model.num_encoder_layers) == ("encoder_decoder", 2)
+    start = init_from.start(run)
+    found = {name: np.asarray(leaf.whole()) for name, leaf in start.parameters.items()}
+    theirs = named(params)
+    for name, leaf in theirs.items():
+        if "token_embedder" in name and shared:
+            np.testing.assert_array_equal(found["token_embedder/embedding"], leaf)
+            continue
+        np.testing.assert_array_equal(found[name], leaf)
+        twins = [name.replace("decoder", "encoder").replace("self_attention", "attention")]
+        if "/self_attention/" in name:
+            twins.append(name.replace("self_attention", "encoder_decoder_attention"))
+        for twin in twins:
+            if "logits_dense" not in twin:
+                np.testing.assert_array_equal(found[twin], leaf)
+
+
+def test_an_adapted_gemma_2_is_a_t5gemma(folder):
+    decoder, _, path = folder
+    model = adapting.encoder_decoder(model_config(str(path)), "x")
+    kind = configs.model_type(model)
+    assert (kind == "t5gemma") == (decoder.norm_placement == "sandwich")
+    if decoder.norm_placement == "sandwich":
+        assert model.attention_window == "sliding:window=5,layers=lg,reach=5"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("folder", ["gemma2"], indirect=True)
+def test_an_adapted_model_trains_and_resumes(folder, text_cache, tmp_path):
+    _, _, path = folder
+    # A folder without a tokenizer has the ids of the cache.
+    flags = [f"--init_from=hf:{path}", "--adapt=encoder_decoder", "--checkpoint.every_steps=2"]
+    flags += ["--metrics.every_steps=1", "--evaluation.every_steps=0"]
+
+    def train(model_dir, steps):
+        words = runs.flags_of(text_cache, model_dir, *flags, f"--train_steps={steps}")
+        return runs.done(runs.command("trainer.pretrain", *words))
+
+    train(tmp_path / "whole", 4)
+    train(tmp_path / "parts", 2)
+    train(tmp_path / "parts", 4)
+    whole, parts = (runs.metadata(tmp_path / name, 4)["checksums"] for name in ("whole", "parts"))
+    assert whole == parts
+    losses = runs.losses(tmp_path / "whole")
+    assert losses["train", 4] < losses["train", 1]
+
+
+def test_what_cannot_be_adapted_is_refused(folder):
+    _, _, path = folder
+    model = adapting.encoder_decoder(model_config(str(path)), "x")
+    with pytest.raises(UserError, match="--adapt: x is a t5gemma model, not a decoder-only one"):
+        adapting.encoder_decoder(model, "x")
+    words = ["--preset=t5_1_1_tiny", "--adapt=encoder_decoder"]
+    with pytest.raises(UserError, match=r"--adapt.*without --init_from=hf:DIR"):
+        configured(made(RunFlags, parse(RunFlags, words)))
