@@ -188,9 +188,9 @@ def count_compilations() -> None:
     """Counts what JAX compiles from now on, including programs read from its cache."""
     import jax
 
-    def heard(name: str, seconds: float, **_: Any) -> None:
-        if name.startswith("/jax/core/compile/") and (activity := _CURRENT.get()):
-            activity.compiled(seconds)
+    def heard(event: str, duration_secs: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/") and (activity := _CURRENT.get()):
+            activity.compiled(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(heard)
 

@@ -49,7 +49,7 @@ class Goodput(contextlib.ExitStack):
         self._remote = files.is_remote(model_dir)
         self._entries: list[dict[str, Any]] = []
         self._own: dict[str, Any] | None = None
-        self._lock, self._warned = threading.Lock(), False
+        self._lock, self._writing, self._warned = threading.Lock(), threading.Lock(), False
         activity.listeners.append(self._hear)
 
     def end(self, complete: bool) -> None:
@@ -87,11 +87,13 @@ class Goodput(contextlib.ExitStack):
 
     def _write(self) -> None:
         assert self._own
-        with self._lock:
-            self._own |= {"step": self._activity.step, "seconds": self._seconds()}
-            value = {"processes": self._entries}
+        with self._writing:
+            # Not held while a slow store writes: the run adds its marks meanwhile.
+            with self._lock:
+                self._own |= {"step": self._activity.step, "seconds": self._seconds()}
+                data = json.dumps({"processes": self._entries}).encode()
             try:
-                files.write_bytes(self._path, json.dumps(value).encode())
+                files.write_bytes(self._path, data)
             except Exception as error:
                 if not self._warned:
                     print(f"{self._path} is not written: {error}", file=sys.stderr)

@@ -18,14 +18,13 @@ _COMPILERS = ("/compiler.py", "/interpreters/partial_eval.py", "/interpreters/ml
 class Hang(contextlib.ExitStack):
     """A thread that prints a line when the run makes no progress for `limit` seconds; 0: never.
 
-    It prints another whenever the time has doubled, and the stack of the run's thread once. It
-    cannot look while compiled code of another thread holds Python's lock.
+    It prints another whenever the time has doubled. The first is followed by the stack of the run's
+    thread. It cannot look while compiled code of another thread holds Python's lock.
     """
 
     def __init__(self, activity: Activity, limit: float):
         super().__init__()
         self._activity, self._limit, self._next = activity, limit, limit
-        self._shown = False
         if limit:
             look = min(_LOOK_SECONDS, limit / _LOOKS)
             self.enter_context(repeated(look, self._look, "hang"))
@@ -43,8 +42,7 @@ class Hang(contextlib.ExitStack):
         several = activity.processes > 1
         who = f"process {activity.process} of {activity.processes}: " if several else ""
         lines = [f"{who}no progress: {message}"]
-        if frame and not self._shown:
-            self._shown = True
+        if frame and first:
             lines += ["the Python stack, most recent call last:"]
             lines += "".join(traceback.format_stack(frame)).splitlines()
         print("\n".join(lines), file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ def observed(config: Config) -> Iterator[None]:
         yield
         return
     activity = Activity()
-    activity.process = config.processes.index or 0
+    activity.process, activity.processes = config.processes.index or 0, config.processes.count or 1
     command = Command(activity, config.on_event, config.model_dir)
     goodput, complete = Goodput(activity, config.model_dir), False
     try:

@@ -136,12 +136,14 @@ def test_a_run_that_waits_for_data_names_the_batch_and_the_task(text_cache, tmp_
     (step,) = {each["step"] for each in heard(events) if "batch" in each["message"]}
     said = f"no progress: waiting for batch {step + 1} of {TASK}, whose cache is being built for 0:"
     assert any(each.startswith(said) and each.endswith(f"update {step}") for each in lines)
-    assert made.stderr.count("the Python stack, most recent call last:") == 1
+    hung = [each for each in heard(events) if each["event"] == "hang"]
+    assert made.stderr.count("the Python stack, most recent call last:") == len(hung)
+    assert "in _wait" in made.stderr
     assert [each["event"] for each in heard(events)][-1] == "finished"
 
 
 def test_a_slow_compilation_is_called_one(monkeypatch, tmp_path, text_cache):
-    from jax._src import compiler
+    from jax._src import compilation_cache, compiler
 
     compile_, named = compiler.backend_compile_and_load, []
 
@@ -154,16 +156,12 @@ def test_a_slow_compilation_is_called_one(monkeypatch, tmp_path, text_cache):
 
     events, over = tmp_path / "events", threading.Event()
     monkeypatch.setattr(compiler, "backend_compile_and_load", slow)
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(compilation_cache, "is_cache_used", lambda backend: False)
     waiting = threading.Thread(target=lambda: (wait_for(lambda: hangs(events)), over.set()))
     waiting.start()
     command = f"--on_event=cat >> {shlex.quote(str(events))}"
-    made = runs.done(
-        pretrain(
-            text_cache, tmp_path / "m", "--train_steps=1", "--hang_seconds=0.4", command,
-            "--model.mlp_dim=72",
-        )
-    )  # fmt: skip
+    flags = ("--train_steps=1", "--hang_seconds=0.4", command)
+    made = runs.done(pretrain(text_cache, tmp_path / "m", *flags))
     waiting.join()
     assert named
     assert "no progress: compiling (update 1) for 0:" in made.stderr
@@ -171,6 +169,31 @@ def test_a_slow_compilation_is_called_one(monkeypatch, tmp_path, text_cache):
 
 def hangs(path):
     return [each for each in heard(path) if "compiling (update 1)" in each["message"]]
+
+
+@pytest.mark.slow
+def test_processes_say_that_they_wait_for_one_another(text_cache, tmp_path):
+    events, errors = tmp_path / "events", tmp_path / "errors"
+    command = f"--on_event=cat >> {events}"
+    flags = ("--train_steps=100000", "--hang_seconds=1", command)
+    with errors.open("w") as log:
+        both = runs.start_all(pretrain(text_cache, tmp_path / "m", *flags), stderr=log)
+        try:
+            assert wait_for((tmp_path / "m" / "checkpoint_5").exists, both[0])
+            both[1].send_signal(signal.SIGSTOP)
+
+            def waits():
+                return [each for each in heard(events) if each["step"] > 5]
+
+            assert wait_for(waits, both[0])
+            assert [(each["event"], each["process"]) for each in waits()] == [("hang", 0)]
+        finally:
+            for each in both:
+                each.kill()
+                each.wait()
+    said = errors.read_text()
+    assert "process 0 of 2: no progress: update " in said
+    assert "block_until_ready" in said
 
 
 def test_a_run_is_silent_without_a_limit(text_cache, tmp_path, monkeypatch):
