@@ -28,5 +28,7 @@ def observed(config: Config) -> Iterator[None]:
         activity.tell(FAILED, " ".join(str(error).split()) or type(error).__name__)
         raise
     finally:
-        goodput.end(complete)
-        command.end()
+        try:
+            goodput.end(complete)  # stdout may be closed
+        finally:
+            command.end()
