@@ -18,6 +18,7 @@ from trainer.engine.sharding import put_batch
 from trainer.engine.step import TrainState
 from trainer.engine.stopping import Stop
 from trainer.evaluating.evaluation import Evaluation
+from trainer.observing import activity
 from trainer.reporting.metrics import MetricsWriter
 from trainer.reporting.profile import Profile
 from trainer.reporting.reports import Reports, due
@@ -96,7 +97,8 @@ def _train(
             check_lock()
             checkpoints.save(step, state, run, not evaluate.owed, writer.digest(step))
 
-    with stop, Profile(config) as profile, progress.shown("training", last, step) as bar:
+    shown = progress.shown("training", last, step)
+    with stop, Profile(config) as profile, shown as bar, activity.doing(activity.STEPPING):
         if evaluate.owed:
             # SIGTERM ended the run after it saved this step but before it evaluated it.
             state = evaluate(step, state)
@@ -112,6 +114,7 @@ def _train(
                 state = program.train_step(state, batch)
             step += 1
             in_flight.add(state)
+            activity.advanced(step)
             profile.after(step, state)
             state = reports.after(step, state)
             stop.asked()
@@ -148,12 +151,14 @@ class _Evaluate:
         # An evaluation may take longer than the time between SIGTERM and SIGKILL.
         results = None
         if not stop:
-            results = stop.agreed(lambda: evaluation(state, step, stop.asked))
+            with activity.doing(activity.EVALUATING, f"evaluating after update {step}"):
+                results = stop.agreed(lambda: evaluation(state, step, stop.asked))
         self.owed = results is None
         if results is not None:
             self._reports.evaluations(step, results)
             try:
-                watch.see(step, flattened(results))
+                if watch.see(step, flattened(results)):
+                    activity.tell(activity.BEST, watch.described, step)
             except UserError as error:
                 # No task has the metric: the run ends after saving its updates.
                 stop.error = error

@@ -29,12 +29,21 @@ def start(config: Config, origins: dict[str, str], print_config: str | None = No
         print(fields.describe(config, origins, words=print_config == "words"))
         return 0
 
+    from trainer.observing.observed import observed
+
+    with observed(config):
+        return _run(config, origins)
+
+
+def _run(config: Config, origins: dict[str, str]) -> int:
     from trainer.engine import determinism, hardware, processes
+    from trainer.observing import activity
     from trainer.setup import prepare
 
     determinism.set_flags(config.deterministic)
     with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
-        run = prepare(config, origins, training=True)
+        with activity.doing(activity.STARTING, "opening the data"):
+            run = prepare(config, origins, training=True)
 
         if config.engine == "t5x":
             from trainer.starting import resume

@@ -26,7 +26,7 @@ _PIECES = 1000
 # Where the real stages run and write, and what only a long or distributed run needs.
 _OF_RUN = (
     *("cache_dir", "model_dir", "data.local_dir", "metrics.wandb", "profile_steps"),
-    *("tokens_per_batch", "microbatches", "data.skip"),
+    *("tokens_per_batch", "microbatches", "data.skip", "on_event"),
 )
 _DROPPED = {
     "dedup": ("output", "runner", "workers", "part"),

@@ -5,6 +5,7 @@ metrics. `run` holds the array checksums, compared on every read, and what resum
 against: configuration, cache fingerprints, SHA-256 of the vocabulary and best checkpoint so far.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -12,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from trainer.engine import checksums, guard, processes
 from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
+from trainer.observing import activity
 from trainer.optim.plateau import set_rate_scale
 
 _PREFIX = "checkpoint"
@@ -118,6 +120,13 @@ class Checkpoints:
                 f"{self._model_dir}{newest}: lower --optimizer.learning_rate, raise an "
                 "--optimizer.epsilon of 0, or train in float32"
             )
+        with self._saving(f"{_PREFIX}_{step}"):
+            self._write(step, state, run, evaluated, metrics_digest)
+        activity.tell(activity.SAVED, step=step)
+
+    def _write(
+        self, step: int, state: TrainState, run: Run, evaluated: bool, metrics_digest: str | None
+    ) -> None:
         self._check_room(state)
         # `watch` tells how far the rate has dropped, also by an evaluation that is still owed.
         state = set_rate_scale(state, 1.0)
@@ -133,14 +142,13 @@ class Checkpoints:
             **run.data.record,
             **self.record,
         }
-        with files.naming_full_disk(self._model_dir):
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state),
-                    run=ocp.args.JsonSave(seal.sealed(of_run)),
-                ),
-            )
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state),
+                run=ocp.args.JsonSave(seal.sealed(of_run)),
+            ),
+        )
 
     @property
     def record(self) -> dict[str, Any]:
@@ -165,7 +173,10 @@ class Checkpoints:
           Damaged: the checkpoint cannot be read, or an array's checksum does not match.
           UserError: the checkpoint holds different arrays, or its store cannot be reached.
         """
-        path = self.path(step)
+        with activity.doing(activity.STARTING, f"restoring {_PREFIX}_{step}"):
+            return self._restored(self.path(step), abstract)
+
+    def _restored(self, path: str, abstract: TrainState) -> TrainState:
         with processes.failing_together():
             stored = metadata.read(path)[CHECKSUMS]
             _check_arrays(path, stored, abstract)
@@ -241,8 +252,18 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits until all started checkpoints are written, and frees resources."""
-        with files.naming_full_disk(self._model_dir):
+        with self._saving("the checkpoints begun"):
             self._manager.close()
+
+    @contextlib.contextmanager
+    def _saving(self, what: str) -> Iterator[None]:
+        try:
+            doing = activity.doing(activity.SAVING, f"saving {what}")
+            with doing, files.naming_full_disk(self._model_dir):
+                yield
+        except Exception as error:
+            activity.tell(activity.CHECKPOINT_FAILED, f"{what}: {error}")
+            raise
 
     def _check_room(self, state: TrainState) -> None:
         """Rejects a checkpoint larger than the free disk space; TensorStore would print pages."""

@@ -111,6 +111,11 @@ class Watch:
         limit = f"(--stopping.patience={config.patience})"
         return f"{config.metric} {than} for {found.stale} evaluations {limit}"
 
+    @property
+    def described(self) -> str:
+        """The best evaluation so far in words, "" before the first."""
+        return f"{self.best.metric} {self.best.value:g} is the best so far" if self.best else ""
+
     def see(self, step: int, values: Mapping[str, float]) -> bool:
         """Records the evaluation after `step`; returns whether it is the best so far."""
         self._stopping.see(values)

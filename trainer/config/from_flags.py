@@ -246,7 +246,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
 # What a branch does not take from its run: places, its beginning, and what is of a machine.
 _NOT_OF_BRANCH = (
     *("preset", "model.", "model_dir", "init_from", "branch_from", "rewind_to", "profile_steps"),
-    *("processes.", "metrics.wandb"),
+    *("processes.", "metrics.wandb", "on_event"),
 )
 
 

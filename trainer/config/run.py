@@ -127,6 +127,7 @@ class MetricsConfig(Checked):
     )
 
 
+_OURS = ReadIf(lambda config: config.engine == "palimpsest", "with --engine=t5x")
 _OPTIONS = Rule(
     "options as NAME=VALUE, each name once, such as xla_tpu_scoped_vmem_limit_kib=65536",
     lambda value: (
@@ -304,6 +305,21 @@ class Config:
         "first and last update to trace into model_dir/profile, counted from 1, such as 10:20",
         rule=_PROFILED,
         changes="nothing",
+    )
+    hang_seconds: float = field(
+        600,
+        "seconds without progress after which a line says what the run waits for, and a stack "
+        "where; the run goes on; 0: never",
+        rule=at_least(0),
+        changes="nothing",
+        read_if=_OURS,
+    )
+    on_event: str | None = field(
+        None,
+        "shell command to run when the run starts, ends, fails, hangs, skips an update and so on "
+        "(docs/training.md)",
+        changes="nothing",
+        read_if=_OURS,
     )
     lengths: LengthsConfig = field(LengthsConfig, "Lengths of features", changes="batches")
     mixing: MixingConfig = field(

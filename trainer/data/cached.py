@@ -30,6 +30,7 @@ from trainer.data.followed import FollowedOrder
 from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
+from trainer.observing import activity
 
 _TRAIN = "train"
 # Rows per batch when reading examples.
@@ -277,25 +278,34 @@ class CachedData:
     ) -> Iterator[Batch]:
         reading = self._config.data
         made = batches.iterate(first_step, reading.threads, reading.prefetch)
+        task, skips = self._config.task, reading.skips
         for step in itertools.count(first_step):
-            with waiting.timed():
-                arrived = self._wait(batches, step, waiting.stopping)
-            if not arrived:
+            waits = f"waiting for batch {skips.batch(step + 1)} of"
+            with activity.doing(activity.DATA, f"{waits} {task}"):
+                with waiting.timed():
+                    arrived = self._wait(batches, step, waiting.stopping, waits)
+                batch = next(made) if arrived else None
+            if batch is None:
                 return
-            yield next(made)
+            yield batch
 
     def _wait(
-        self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False
+        self,
+        batches: TrainingBatches,
+        step: int,
+        stopping: Callable[[], bool] = lambda: False,
+        waits: str = "waiting for",
     ) -> bool:
         """Waits for a step's windows to be built; returns False if `stopping()` came first."""
         if all(each.whole for each in self.sources):
             return True
         timeout = self._config.data.follow_timeout_seconds
-        return all(
-            source.order.wait(rank, timeout, stopping)
-            for source, rank in batches.last_windows(step)
-            if isinstance(source.order, FollowedOrder)
-        )
+        for source, rank in batches.last_windows(step):
+            if isinstance(source.order, FollowedOrder):
+                with activity.doing(None, f"{waits} {source.task}, whose cache is being built"):
+                    if not source.order.wait(rank, timeout, stopping):
+                        return False
+        return True
 
     def close(self) -> None:
         for each in self.tasks:

@@ -7,6 +7,7 @@ converters. They lack the guarantees of pipeline.build's caches; `consequences` 
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.seqio_examples import examples_of, unmeasured
 from trainer.data.startup import packing, skip_lines
+from trainer.observing import activity
 
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
@@ -133,7 +135,11 @@ class SeqioData:
         size = self._config.batch_size // hosts
         part = slice(host * size, (host + 1) * size)
         made = batches.prefetch(self._config.data.prefetch).as_numpy_iterator()
-        for number, batch in enumerate(made, passed + 1):
+        for number in itertools.count(passed + 1):
+            with activity.doing(activity.DATA, f"waiting for batch {number} of {self.name}"):
+                batch = next(made, None)
+            if batch is None:
+                return
             if not any(first <= number < following for first, following in skips.ranges):
                 yield {name: array[part] for name, array in self._ids(batch).items()}
 

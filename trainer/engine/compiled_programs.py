@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from tasks.terminal.command_line import UserError
 from trainer.engine.sharding import replicated
+from trainer.observing import activity
 
 # Without it, the TPU's compiler divides a product whose operand is gathered or whose result is
 # scattered into windows, at half of its speed (docs/benchmarks.md). MaxText sets it, too.
@@ -63,7 +64,11 @@ def check_options(mesh: Mesh, given: Iterable[str]) -> None:
 
 
 def enable() -> None:
-    """Caches compiled programs in JAX_COMPILATION_CACHE_DIR or in the user's cache."""
+    """Caches compiled programs in JAX_COMPILATION_CACHE_DIR or in the user's cache.
+
+    The time of compiling counts as such from now on.
+    """
+    activity.count_compilations()
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:
         folder = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")

@@ -22,6 +22,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from trainer.config.processes import AUTO, ProcessesConfig
 from trainer.engine.damage import Damaged
+from trainer.observing import activity
 
 # Exit code of a process that lost another: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76
@@ -75,7 +76,8 @@ def gathered(text: str) -> list[str]:
     row = np.zeros(_TEXT_BYTES, np.uint8)
     data = text.encode()[:_TEXT_BYTES]
     row[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(row))
+    with activity.doing(None, "waiting for the other processes"):
+        rows = np.asarray(multihost_utils.process_allgather(row))
     return [bytes(one).rstrip(b"\0").decode(errors="ignore") for one in rows]
 
 
@@ -154,9 +156,11 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
     # The other processes must be told about Ctrl-C first.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    _initialise(config)
+    with activity.doing(None, "waiting for the other processes to join"):
+        _initialise(config)
     import jax
 
+    activity.joined(jax.process_index(), jax.process_count())
     watch = _Watch(jax.process_index(), jax.process_count(), config.timeout_seconds)
     if not is_first():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
@@ -212,6 +216,7 @@ class _Watch:
         started = getattr(sys.modules.get("__main__"), "__spec__", None)
         self._program = started.name if started else "trainer.pretrain"
         self._beat = min(timeout / 10, 5.0)
+        self._activity = activity.current()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._aborted = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
@@ -287,6 +292,8 @@ class _Watch:
                     "on every host again to continue"
                 )
                 os.write(2, f"python -m {self._program}: error: {text}\n".encode())
+                if self._activity:
+                    self._activity.ends(text)
             _exit(EXIT_LOST)
 
 

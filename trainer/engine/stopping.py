@@ -11,6 +11,7 @@ import jax
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 from trainer.engine import processes
+from trainer.observing import activity
 
 # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
@@ -46,6 +47,7 @@ class Stop:
 
     def asked(self) -> bool:
         """Returns whether a signal stops the run now; all processes must ask at the same points."""
+        activity.advanced()
         self._times += 1
         self._requested |= processes.stop_agreed(self._times, self._received)
         return self._requested
@@ -80,10 +82,17 @@ class Stop:
         if self.early:
             print(f"stopped early at step {step}: {self.early}")
         if self.early or complete or not self._requested:
+            activity.tell(
+                activity.FINISHED, f"stopped early: {self.early}" if self.early else "", step
+            )
             return 0
         said = f"saved step {step}; run the same command to resume"
-        print(f"{self.cause}: {said if step else 'no update has been made yet'}", file=sys.stderr)
-        return EXIT_INTERRUPTED if self.cause == _CTRL_C else EXIT_PREEMPTED
+        said = f"{self.cause}: {said if step else 'no update has been made yet'}"
+        print(said, file=sys.stderr)
+        if self.cause == _CTRL_C:
+            return EXIT_INTERRUPTED
+        activity.tell(activity.PREEMPTED, said, step)
+        return EXIT_PREEMPTED
 
     def __enter__(self) -> Self:
         # Python lets no other thread handle signals: there, they have their usual effect.

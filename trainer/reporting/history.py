@@ -12,6 +12,7 @@ from typing import Any
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields, load_config, load_record
+from trainer.observing import goodput
 from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
 from trainer.reporting.software import read_software
 
@@ -32,7 +33,8 @@ class History:
 
     `name` is the run's name in the report, `origins` has the origin of each field that is not at
     its default, `record` is from `load_record`, `lines` from metrics.jsonl, `evaluations` (step ->
-    split -> metric -> value) from trainer.evaluate; `missing` says which records are missing.
+    split -> metric -> value) from trainer.evaluate; `missing` says which records are missing;
+    `processes` is from goodput.json.
     """
 
     name: str
@@ -44,6 +46,7 @@ class History:
     evaluations: dict[int, dict[str, dict[str, float]]]
     software: dict[str, Any]
     missing: list[str]
+    processes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def points(self, split: str, metric: str, part: str = "metrics") -> Points:
         """Returns the values of a metric; `part` is "speed" for the speed of training."""
@@ -138,7 +141,10 @@ def load(folder: str, name: str) -> History:
     if bad := sum(not math.isfinite(value) for value in values):
         missing.append(f"{bad:,} values are not finite, which leaves gaps")
     record = load_record(folder)
-    return History(name, folder, config, origins, record, lines, evaluations, software, missing)
+    processes = goodput.read(files.join(folder, goodput.GOODPUT_FILE))
+    return History(
+        name, folder, config, origins, record, lines, evaluations, software, missing, processes
+    )
 
 
 def _evaluations(path: str) -> dict[int, Any]:

@@ -5,7 +5,10 @@ from typing import Any
 
 from tasks.pages import chart
 from tasks.pages import document as html_page
+from tasks.terminal.progress import clock
 from trainer.config import fields
+from trainer.observing import goodput
+from trainer.observing.activity import STEPPING
 from trainer.reporting import curves, numbers
 from trainer.reporting.history import TRAIN, VALIDATION, History, differences
 
@@ -26,6 +29,7 @@ def page(runs: Sequence[History], examined: Mapping[str, str] | None = None) -> 
         ("Summary", _summary(runs) + _missing(runs)),
         ("Curves", chart.figures(drawn, axes) if drawn else "<p>No metrics are recorded yet.</p>"),
         ("Mixture and padding", _data(runs)),
+        ("Wall time", _wall_time(runs)),
         ("Configuration", _configuration(runs)),
         *(examined or {}).items(),
         ("Software and hardware", _software(runs)),
@@ -108,6 +112,10 @@ def _costs(run: History) -> Iterator[tuple[str, str]]:
     ):
         if (value := run.last(TRAIN, metric, "speed")) is not None:
             yield name, numbers.shown(value / unit, form)
+    if run.processes:
+        spent = goodput.shares(run.processes)
+        total = sum(spent.values())
+        yield "goodput", f"{spent[STEPPING] / (total or 1):.1%} of {clock(total)}"
     blocked, seconds = run.blocked()
     if seconds:
         yield "training time", _duration(seconds / 3600)
@@ -161,6 +169,31 @@ def _filling(run: History) -> Iterator[list[str]]:
         if values:
             mean = sum(values) / len(values)
             yield [side, f"{mean:.2%}", f"{1 - mean:.2%}", _bar(1 - mean)]
+
+
+def _wall_time(runs: Sequence[History]) -> str:
+    several, rows, notes = len(runs) > 1, [], []
+    for run in runs:
+        name = [run.name] * several
+        if not run.processes:
+            notes.append(html_page.note(f"{run.name} did not record its wall time."))
+            continue
+        spent = goodput.shares(run.processes)
+        total = sum(spent.values())
+        rows += [
+            [*name, kind, goodput.KINDS[kind], clock(seconds), f"{share:.2%}", _bar(share)]
+            for kind, seconds in spent.items()
+            if (share := seconds / total if total else 0.0)
+        ]
+        rows.append([*name, "total", _processes(run), clock(total), "", ""])
+    header = [*["run"] * several, "time", "", "h:mm:ss", "share", ""]
+    table = html_page.table("Wall time by use", header, rows, html_last=True) if rows else ""
+    return "".join([table, *notes])
+
+
+def _processes(run: History) -> str:
+    count = len(run.processes)
+    return f"{count} processes, one after another" if count > 1 else "1 process"
 
 
 def _bar(share: float) -> str:

@@ -17,6 +17,7 @@ from trainer.engine.hardware import peak_memory
 from trainer.engine.metrics import Metrics, means
 from trainer.engine.program import Program
 from trainer.engine.step import Batch, TrainState
+from trainer.observing import activity
 from trainer.optim.optimizer import learning_rate_schedule
 from trainer.reporting import numbers
 from trainer.reporting.evaluations import evaluation_table
@@ -55,6 +56,7 @@ class Reports:
         writer: MetricsWriter,
         waiting: Waiting,
     ):
+        self._skipped: int | None = None
         self._run, self._program = run, program
         self._checkpoints, self._writer = checkpoints, writer
         self._learning_rate = learning_rate_schedule(run.config.optimizer)
@@ -67,6 +69,8 @@ class Reports:
     def before(self, step: int, state: TrainState, batch: Batch) -> None:
         """Computes the norms of the next update, if they are due after `step`."""
         config = self._run.config
+        if self._skipped is None:
+            self._skipped = int(state.guard.skipped)
         if due(step, config.metrics.norms_every_steps, config.train_steps):
             # On CPUs, two programs that exchange data between processes must not run side by side:
             # each may hold threads that the other waits for.
@@ -126,6 +130,11 @@ class Reports:
 
     def _report_metrics(self, step: int, metrics: Metrics, skipped: int) -> None:
         config, values = self._run.config, means(metrics)
+        if skipped > (before := self._skipped or 0):
+            why = " or above --spike_factor" * (config.spike_factor is not None)
+            message = f"{skipped - before} updates were not finite{why}, up to {step}"
+            activity.tell(activity.SKIPPED, message, step)
+            self._skipped = skipped
         if skipped and not float(metrics["loss"][1]):
             raise UserError(
                 f"--on_nan=skip skipped every update since the last report, up to {step}; "
@@ -158,6 +167,10 @@ class Reports:
         learned = self._program.tuning.learned(good.params)
         cause = guard.explain(pending.guard, good.params, config.spike_factor, learned)
         saved = f"checkpoint_{step} in {config.model_dir} is" if step else "nothing is saved of"
+        spike = int(pending.guard.cause) == guard.SPIKE
+        kind = activity.SPIKE if spike else activity.NONFINITE
+        activity.advanced(step)
+        activity.tell(kind, f"update {step + 1} was rejected: {cause}")
         raise UserError(
             f"update {step + 1} was rejected: {cause}; {saved} the state before it. Lower "
             "--optimizer.learning_rate, train in float32, or skip such updates with --on_nan=skip"

@@ -13,6 +13,7 @@ from trainer.engine import processes
 from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
+from trainer.observing import activity
 from trainer.starting import branch, rewind
 
 # Files named of a folder that is not a run's.
@@ -62,6 +63,15 @@ def begin(
     whether to set it aside and use an older one. Training is not finished while the evaluation of
     the last update is due. Raises a UserError for damage or different settings; see also `start`.
     """
+    beginning, state = _begin(run, checkpoints, program)
+    if state is not None:
+        activity.begun(beginning.step, bool(checkpoints.steps()), beginning.description)
+    return beginning, state
+
+
+def _begin(
+    run: Run, checkpoints: Checkpoints, program: Program
+) -> tuple[Beginning, TrainState | None]:
     steps = checkpoints.steps()
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
     target = rewind.target(run, checkpoints)
@@ -104,11 +114,10 @@ def _fall_back(
             "--checkpoint.on_damage=fall_back to resume from it"
         ) from damage
     moved = checkpoints.set_aside(sound)
+    renamed = f"{said}: renamed to {' and '.join(moved)}; resuming from checkpoint_{sound}"
     if processes.is_first():
-        print(
-            f"{said}: renamed to {' and '.join(moved)}; resuming from checkpoint_{sound}",
-            file=sys.stderr,
-        )
+        print(renamed, file=sys.stderr)
+    activity.tell(activity.CHECKPOINT_FAILED, renamed, sound)
     checkpoints.check_resumable(sound, run)
     state = checkpoints.restore(sound, program.abstract_state())
     return _resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)

@@ -1,0 +1,61 @@
+"""Says what a run waits for that makes no progress."""
+
+import contextlib
+import sys
+import time
+import traceback
+from types import FrameType
+
+from tasks.terminal.progress import clock
+from trainer.observing.activity import COMPILING, HANG, STEPPING, Activity, repeated
+
+# How often a run is looked at, in seconds, and at least so often per limit.
+_LOOK_SECONDS, _LOOKS = 10.0, 10
+# Files of JAX that trace, lower and compile.
+_COMPILERS = ("/compiler.py", "/interpreters/partial_eval.py", "/interpreters/mlir.py")
+
+
+class Hang(contextlib.ExitStack):
+    """A thread that prints a line when the run makes no progress for `limit` seconds; 0: never.
+
+    It prints another whenever the time has doubled. The first is followed by the stack of the run's
+    thread. It cannot look while compiled code of another thread holds Python's lock.
+    """
+
+    def __init__(self, activity: Activity, limit: float):
+        super().__init__()
+        self._activity, self._limit, self._next = activity, limit, limit
+        if limit:
+            look = min(_LOOK_SECONDS, limit / _LOOKS)
+            self.enter_context(repeated(look, self._look, "hang"))
+
+    def _look(self) -> None:
+        activity, now = self._activity, time.monotonic()
+        still = now - activity.moved
+        if still < self._limit:
+            self._next = self._limit
+        if not self._limit <= self._next <= still:
+            return
+        first, self._next = self._next == self._limit, 2 * still
+        frame = sys._current_frames().get(activity.thread)
+        message = f"{_what(activity, frame)} for {clock(still)} after update {activity.step:,}"
+        several = activity.processes > 1
+        who = f"process {activity.process} of {activity.processes}: " if several else ""
+        lines = [f"{who}no progress: {message}"]
+        if frame and first:
+            lines += ["the Python stack, most recent call last:"]
+            lines += "".join(traceback.format_stack(frame)).splitlines()
+        print("\n".join(lines), file=sys.stderr, flush=True)
+        if first:
+            activity.tell(HANG, message)
+
+
+def _what(activity: Activity, frame: FrameType | None) -> str:
+    doing = activity.now()
+    words = f"update {activity.step + 1:,}" if doing.words == STEPPING else doing.words
+    while frame:
+        path = frame.f_code.co_filename.replace("\\", "/")
+        if "/jax/_src/" in path and path.endswith(_COMPILERS):
+            return f"{COMPILING} ({words})"
+        frame = frame.f_back
+    return words
