@@ -244,6 +244,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
     **{f"mup_{size}": config for size, config in _MUP.items()},
     **_of_zoo("march_presets"),
     **_of_zoo("decoder_presets"),
+    **_of_zoo("encoder_presets"),
 }
 
 

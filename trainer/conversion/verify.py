@@ -12,7 +12,7 @@ from tasks.storage import files
 from tasks.vocabulary import BYTE, Vocabulary
 from trainer.conversion.sources import tree_of
 from trainer.data.features import Batch
-from trainer.huggingface import configs, names, parity, tokenizer, weights
+from trainer.huggingface import configs, names, parity, special_ids, tokenizer, weights
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.t5x import layout, read
@@ -34,7 +34,7 @@ _TEXTS, _TEXT_PIECES = 200, 64
 _COMPARABLE = (
     *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
     *("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "PalimpsestForCausalLM"),
-    "BertForPreTraining",
+    *("BertForPreTraining", "RobertaForMaskedLM", "ModernBertForMaskedLM"),
 )
 
 
@@ -47,7 +47,8 @@ def transformers_arrays(
 ) -> int:
     """Returns a transformers folder's number of parameters; raises NotEqual if one differs."""
     stored = weights.read(folder)
-    wanted = names.to_tensors(tree_of(arrays), model, kind)
+    pad = special_ids.pad(files.read_json(os.path.join(folder, "config.json")))
+    wanted = names.to_tensors(tree_of(arrays), model, kind, pad)
     if stored.keys() != wanted.keys():
         raise NotEqual(f"tensors of {folder} differ: {sorted(stored.keys() ^ wanted.keys())[:3]}")
     for name, array in wanted.items():

@@ -16,6 +16,7 @@ import numpy as np
 from flax import traverse_util
 
 from tasks.terminal.command_line import UserError, nearest
+from tasks.vocabulary import PAD_ID
 from trainer.huggingface import t5_experiments
 from trainer.huggingface.kinds import KINDS
 from trainer.model.attention import DotProductAttention
@@ -31,8 +32,9 @@ Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
 GPT2 = "transformer."
-# Projections that GPT-2 stores as one tensor.
-_JOINED = ("query", "key", "value")
+_PROJECTIONS = ("query", "key", "value")
+# Module -> the kernels that it holds as one tensor: GPT-2's, and ModernBERT's two.
+_JOINED = {"c_attn": _PROJECTIONS, "Wqkv": _PROJECTIONS, "Wi": ("wi_0", "wi_1")}
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
@@ -70,57 +72,77 @@ def decoder_layer(config: ModelConfig) -> LayerSpec:
 
 
 class Place(NamedTuple):
-    """A parameter's place: a tensor, or the `part`-th of its `parts` equal column blocks."""
+    """A parameter's place: a tensor, or the `part`-th of its `parts` equal blocks of outputs.
+
+    The tensor begins with `unused` other rows.
+    """
 
     tensor: str
     transposed: bool
     part: int = 0
     parts: int = 1
+    unused: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """The tensor's axis of outputs."""
+        return 0 if self.transposed else -1
 
 
-def places(config: ModelConfig, kind: str) -> dict[str, Place]:
+def places(config: ModelConfig, kind: str, pad: int = PAD_ID) -> dict[str, Place]:
     """Returns path in the unscanned tree ("encoder/encoder_norm/scale") -> the parameter's place.
 
-    `kind` is the model_type. Raises UserError if transformers lacks a part of the model.
+    `kind` is the model_type, `pad` the padding id of config.json. Raises UserError if transformers
+    lacks a part of the model.
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
     modules = KINDS[kind].tensors(config)
     if not logits_are_tied(config):
-        bert = ("mlm_head/logits_dense/kernel", "cls.predictions.decoder")
-        path, module = bert if kind == "bert" else ("decoder/logits_dense/kernel", "lm_head")
+        path, module = KINDS[kind].kernel
         modules[path] = module
     memory = {"memory_embedder/embedding": Place(t5_experiments.MEMORY, False)}
-    return (memory if config.memory_tokens else {}) | {
-        path: _place(path, module) for path, module in modules.items()
-    }
+    found = {path: _place(path, module) for path, module in modules.items()}
+    if numbered := KINDS[kind].numbered:
+        found[numbered] = found[numbered]._replace(unused=pad + 1)
+    return (memory if config.memory_tokens else {}) | found
 
 
 def _place(path: str, module: str) -> Place:
     *_, owner, name = path.split("/")
     tensor = name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
     is_gpt2 = module.startswith(GPT2)
-    part = (_JOINED.index(owner), len(_JOINED)) if module.endswith(".c_attn") else (0, 1)
+    joined = _JOINED.get(module.rpartition(".")[2])
+    part = (joined.index(owner), len(joined)) if joined else (0, 1)
     return Place(f"{module}.{tensor}", name in _TRANSPOSED and not is_gpt2, *part)
 
 
-def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
-    """Converts the unscanned tree to float32 arrays under transformers' names."""
-    found, flat = places(config, kind), named(params)
+def to_tensors(params: Tree, config: ModelConfig, kind: str, pad: int = PAD_ID) -> Tensors:
+    """Converts the unscanned tree to arrays under transformers' names.
+
+    Leaves out a head that the type lacks. `pad` is the padding id of config.json.
+    """
+    found, flat = places(config, kind, pad), named(params)
+    flat = {path: array for path, array in flat.items() if path in found or not _is_drawn(path)}
     assert flat.keys() == found.keys(), sorted(flat.keys() ^ found.keys())
     columns: dict[str, dict[int, np.ndarray]] = {}
+    axes: dict[str, int] = {}
     for path, array in flat.items():
         place, array = found[path], np.asarray(array)
+        axes[place.tensor] = place.outputs
+        if place.unused:
+            array = np.pad(array, ((place.unused, 0), (0, 0)))
         columns.setdefault(place.tensor, {})[place.part] = array.T if place.transposed else array
     tensors = {
-        name: np.concatenate([parts[part] for part in sorted(parts)], axis=-1)
+        name: np.concatenate([parts[part] for part in sorted(parts)], axis=axes[name])
         if len(parts) > 1
         else parts[0]
         for name, parts in columns.items()
     }
-    if kind == "bert" and not logits_are_tied(config):
+    bias = f"{KINDS[kind].kernel[1]}.bias"
+    if bias in _COPIES and not logits_are_tied(config):
         # For untied logits, transformers reads the bias stored beside the kernel.
-        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+        tensors[bias] = tensors[_COPIES[bias][0]]
     return tensors
 
 
@@ -129,10 +151,16 @@ _T5_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed
 EMBEDDINGS = (
     *_T5_EMBEDDINGS,
     *("model.embed_tokens.weight", "transformer.wte.weight"),
-    "bert.embeddings.word_embeddings.weight",
+    *(f"{name}.embeddings.word_embeddings.weight" for name in ("bert", "roberta")),
+    "model.embeddings.tok_embeddings.weight",
 )
 # The kernel of the logits, which is the embedding again if they are tied.
-KERNELS = frozenset({"lm_head.weight", "cls.predictions.decoder.weight"})
+KERNELS = frozenset(
+    {
+        *("lm_head.weight", "cls.predictions.decoder.weight"),
+        *("lm_head.decoder.weight", "decoder.weight"),
+    }
+)
 # Names that early releases gave to a norm's parameters.
 _EARLY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -180,9 +208,13 @@ def _with_embedding(tensors: Tensors, table: str, config: ModelConfig, where: st
 
 
 # Beginnings of the names of heads.
-_HEADS = ("lm_head.", "cls.")
+_HEADS = ("lm_head.", "cls.", "head.", "decoder.")
 # Prefix of tensor names -> description of a folder without such tensors, and a remedy.
 _MISSING = {
+    "lm_head.dense.": "an encoder alone, as saved by RobertaModel; name a folder saved by "
+    "RobertaForMaskedLM",
+    "head.dense.": "an encoder alone, as saved by ModernBertModel; name a folder saved by "
+    "ModernBertForMaskedLM",
     "decoder.": "an encoder alone, as saved by T5EncoderModel; name a folder saved by "
     "T5ForConditionalGeneration",
     "lm_head.": "a model whose logits use the embedding, but its config.json does not say so; "
@@ -198,14 +230,19 @@ def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def from_tensors(
-    tensors: Mapping[str, np.ndarray], config: ModelConfig, kind: str, where: str
+    tensors: Mapping[str, np.ndarray],
+    config: ModelConfig,
+    kind: str,
+    where: str,
+    pad: int = PAD_ID,
 ) -> Tree:
     """Returns float32 parameters in the unscanned tree; the inverse of `to_tensors`.
 
     If the head for the order of segments is missing, it gets initial values drawn with key 0, and
-    stderr says so. Raises UserError if any other tensor is missing, unknown or misshapen.
+    stderr says so. `pad` is the padding id of config.json. Raises UserError if any other tensor is
+    missing, unknown or misshapen.
     """
-    spec, found, flat = model_spec(config), places(config, kind), Tensors()
+    spec, found, flat = model_spec(config), places(config, kind, pad), Tensors()
     tables = [place.tensor for place in found.values() if place.tensor in EMBEDDINGS]
     tensors = _renamed(tensors, kind)
     tensors = _with_embedding(tensors, tables[0], config, where)
@@ -215,27 +252,30 @@ def from_tensors(
         tensors = dict(rest)
     facts_of = parameter_facts(spec)
     drawn = [
-        each for each in facts_of if each.startswith(_DRAWN) and found[each].tensor not in rest
+        each
+        for each in facts_of
+        if _is_drawn(each) and (each not in found or found[each].tensor not in rest)
     ]
     if drawn:
-        missing = ", ".join(sorted({found[path].tensor.rpartition(".")[0] for path in drawn}))
-        print(
-            f"{where}, as saved by BertForMaskedLM, has no {missing}: initial values are drawn",
-            file=sys.stderr,
-        )
+        lost = sorted({found[path].tensor.rpartition(".")[0] for path in drawn if path in found})
+        missing = ", as saved by BertForMaskedLM, has no " + ", ".join(lost)
+        if not lost:
+            missing = " has no head for the order of segments"
+        print(f"{where}{missing}: initial values are drawn", file=sys.stderr)
         start = named(jax.jit(lambda key: init_params(spec, key)[_DRAWN])(jax.random.key(0)))
     for path, facts in facts_of.items():
+        if path in drawn:
+            flat[path] = np.asarray(start[path.removeprefix(f"{_DRAWN}/")])
+            continue
         place = found[path]
         name = place.tensor
-        if path in drawn:
-            tensors = {**tensors, name: np.asarray(start[path.removeprefix(f"{_DRAWN}/")])}
-            place = place._replace(transposed=False)
         if name not in tensors:
             raise UserError(f"{where} has no tensor {name}{_why_missing(name, tensors)}")
         rest.pop(name, None)
         array = tensors[name]
-        if array.shape[-1] % place.parts == 0:
-            array = np.split(array, place.parts, axis=-1)[place.part]
+        if array.shape[place.outputs] % place.parts == 0:
+            array = np.split(array, place.parts, axis=place.outputs)[place.part]
+        array = array[place.unused :] if place.unused else array
         array = (array.T if place.transposed else array).astype(np.float32)
         if array.shape != facts.shape:
             raise UserError(
@@ -255,28 +295,38 @@ def from_tensors(
 
 # The head for the order of segments, needed only in pretraining.
 _DRAWN = "order_head"
+
+
+def _is_drawn(path: str) -> bool:
+    return path.startswith(f"{_DRAWN}/")
+
+
 # Tensors that some folders store twice.
 _COPIES: Mapping[str, tuple[str, ...]] = {
     t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
     "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+    "lm_head.decoder.bias": ("lm_head.bias",),
 }
 # Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     "bert.embeddings.position_ids",
+    "roberta.embeddings.position_ids",
+    *("roberta.pooler.dense.weight", "roberta.pooler.dense.bias"),
     ".attn.bias",
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
 )
 
 
-def _affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
+def affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
     """Returns the names of a dense layer or a norm, with or without a bias."""
     first = "scale" if ours.endswith("norm") else "kernel"
     return {f"{ours}/{name}": theirs for name in ((first, "bias") if bias else (first,))}
 
 
-def _layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
+def layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
+    """Returns the names in all layers of a stack; `inside` has the names in one."""
     return {
         f"{stack}/layers_{index}/{ours}": f"{theirs}.{index}.{name}"
         for index in range(number)
@@ -290,28 +340,28 @@ def t5(config: ModelConfig) -> dict[str, str]:
         ("encoder", config.num_encoder_layers, ("attention",)),
         ("decoder", config.num_decoder_layers, ("self_attention", "encoder_decoder_attention")),
     ):
-        modules |= _affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
+        modules |= affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
         letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
         if stack == "encoder":
             letters = t5_experiments.encoder_projections(config, letters)
         inside: dict[str, str] = {}
         for place, mixer in enumerate(mixers):
             norm = mixer.replace("encoder_decoder", "cross")
-            inside |= _affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
+            inside |= affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
             attention = f"{place}.{'EncDec' if place else 'Self'}Attention"
             for mine, letter in letters.items():
-                inside |= _affine(f"{mixer}/{mine}", f"{attention}.{letter}", False)
+                inside |= affine(f"{mixer}/{mine}", f"{attention}.{letter}", False)
         last = len(mixers)
-        inside |= _affine("pre_mlp_layer_norm", f"{last}.layer_norm", False)
+        inside |= affine("pre_mlp_layer_norm", f"{last}.layer_norm", False)
         for kernel in (*_inner_kernels(config), "wo"):
-            inside |= _affine(f"mlp/{kernel}", f"{last}.DenseReluDense.{kernel}", False)
+            inside |= affine(f"mlp/{kernel}", f"{last}.DenseReluDense.{kernel}", False)
         table, bias = "relpos_bias/rel_embedding", "0.SelfAttention.relative_attention_bias"
         if config.position_scheme == PER_LAYER:
             inside[table] = bias
         else:
             modules[f"{stack}/{table}"] = f"{stack}.block.0.layer.{bias}"
         inside = {ours: f"layer.{name}" for ours, name in inside.items()}
-        modules |= _layers(stack, number, f"{stack}.block", inside)
+        modules |= layers(stack, number, f"{stack}.block", inside)
     return modules
 
 
@@ -344,24 +394,24 @@ def decoder(config: ModelConfig) -> dict[str, str]:
     has_bias = layer.norm.has_bias
     inside: dict[str, str] = {}
     for ours, theirs in _DECODER_NORMS[config.value("norm_placement")].items():
-        inside |= _affine(f"{ours}_layer_norm", theirs, has_bias)
+        inside |= affine(f"{ours}_layer_norm", theirs, has_bias)
     if mixer.query_key_norm is not None:
-        inside |= _affine("self_attention/query_norm", "self_attn.q_norm", has_bias)
-        inside |= _affine("self_attention/key_norm", "self_attn.k_norm", has_bias)
+        inside |= affine("self_attention/query_norm", "self_attn.q_norm", has_bias)
+        inside |= affine("self_attention/key_norm", "self_attn.k_norm", has_bias)
     bias, out_bias = config.value("attention_bias"), config.attention_out_bias
     for mine, name in attention.items():
         ours, theirs = f"self_attention/{mine}", f"self_attn.{name}"
         own = bias if mine != "out" or out_bias is None else out_bias
-        inside |= _affine(ours, theirs, own)
+        inside |= affine(ours, theirs, own)
         if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
             for step in range(getattr(mixer.convolution, "width", 0)):
                 inside[f"{ours}_convolution/tap_{step}"] = f"self_attn.{name[0]}_conv"
     for mine, name in mlp.items():
-        inside |= _affine(f"mlp/{mine}", f"mlp.{name}", layer.feed_forward.bias)
+        inside |= affine(f"mlp/{mine}", f"mlp.{name}", layer.feed_forward.bias)
     modules = {
         "decoder/token_embedder/embedding": "model.embed_tokens",
-        **_affine("decoder/decoder_norm", "model.norm", has_bias),
-        **_layers("decoder", config.num_decoder_layers, "model.layers", inside),
+        **affine("decoder/decoder_norm", "model.norm", has_bias),
+        **layers("decoder", config.num_decoder_layers, "model.layers", inside),
     }
     if config.position_scheme == "relative":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
@@ -370,19 +420,19 @@ def decoder(config: ModelConfig) -> dict[str, str]:
 
 def gpt2(config: ModelConfig) -> dict[str, str]:
     inside = {
-        **_affine("pre_self_attention_layer_norm", "ln_1"),
-        **_affine("pre_mlp_layer_norm", "ln_2"),
-        **_affine("self_attention/out", "attn.c_proj"),
-        **_affine("mlp/wi", "mlp.c_fc"),
-        **_affine("mlp/wo", "mlp.c_proj"),
+        **affine("pre_self_attention_layer_norm", "ln_1"),
+        **affine("pre_mlp_layer_norm", "ln_2"),
+        **affine("self_attention/out", "attn.c_proj"),
+        **affine("mlp/wi", "mlp.c_fc"),
+        **affine("mlp/wo", "mlp.c_proj"),
     }
-    for name in _JOINED:
-        inside |= _affine(f"self_attention/{name}", "attn.c_attn")
+    for name in _PROJECTIONS:
+        inside |= affine(f"self_attention/{name}", "attn.c_attn")
     return {
         "decoder/token_embedder/embedding": f"{GPT2}wte",
         "decoder/position_embedder/pos_embedding": f"{GPT2}wpe",
-        **_affine("decoder/decoder_norm", f"{GPT2}ln_f"),
-        **_layers("decoder", config.num_decoder_layers, f"{GPT2}h", inside),
+        **affine("decoder/decoder_norm", f"{GPT2}ln_f"),
+        **layers("decoder", config.num_decoder_layers, f"{GPT2}h", inside),
     }
 
 
@@ -390,12 +440,12 @@ def bert(config: ModelConfig) -> dict[str, str]:
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
         "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
-        **_affine("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
-        **_affine("mlm_head/dense", "cls.predictions.transform.dense"),
-        **_affine("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
+        **affine("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
+        **affine("mlm_head/dense", "cls.predictions.transform.dense"),
+        **affine("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
         "mlm_head/logits_bias": "cls.predictions",
-        **_affine("order_head/pooler", "bert.pooler.dense"),
-        **_affine("order_head/logits", "cls.seq_relationship"),
+        **affine("order_head/pooler", "bert.pooler.dense"),
+        **affine("order_head/logits", "cls.seq_relationship"),
     }
     if config.position_scheme == "absolute":
         table = "bert.embeddings.position_embeddings"
@@ -404,20 +454,20 @@ def bert(config: ModelConfig) -> dict[str, str]:
         table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
         modules["encoder/relpos_bias/rel_embedding"] = table
     inside = {
-        **_affine("attention/out", "attention.output.dense"),
-        **_affine("mlp/wi", "intermediate.dense"),
-        **_affine("mlp/wo", "output.dense"),
+        **affine("attention/out", "attention.output.dense"),
+        **affine("mlp/wi", "intermediate.dense"),
+        **affine("mlp/wo", "output.dense"),
     }
-    for name in _JOINED:
-        inside |= _affine(f"attention/{name}", f"attention.self.{name}")
+    for name in _PROJECTIONS:
+        inside |= affine(f"attention/{name}", f"attention.self.{name}")
     if config.value("norm_placement") == "pre":
-        modules |= _affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
-        inside |= _affine("pre_attention_layer_norm", "pre_attention_ln")
-        inside |= _affine("pre_mlp_layer_norm", "post_attention_ln")
+        modules |= affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
+        inside |= affine("pre_attention_layer_norm", "pre_attention_ln")
+        inside |= affine("pre_mlp_layer_norm", "post_attention_ln")
     else:
-        inside |= _affine("post_attention_layer_norm", "attention.output.LayerNorm")
-        inside |= _affine("post_mlp_layer_norm", "output.LayerNorm")
-    return modules | _layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
+        inside |= affine("post_attention_layer_norm", "attention.output.LayerNorm")
+        inside |= affine("post_mlp_layer_norm", "output.LayerNorm")
+    return modules | layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
 
 
 def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:

@@ -2,5 +2,7 @@
 
 from trainer.huggingface.shapes import gemma as gemma
 from trainer.huggingface.shapes import mistral as mistral
+from trainer.huggingface.shapes import modernbert as modernbert
 from trainer.huggingface.shapes import olmo2 as olmo2
 from trainer.huggingface.shapes import qwen as qwen
+from trainer.huggingface.shapes import roberta as roberta
