@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from trainer.model.config import ModelConfig
 
@@ -14,7 +15,7 @@ def _encoder(
     num_heads: int,
     mlp_dim: int,
     layers: int,
-    **parts: object,
+    **parts: Any,
 ) -> ModelConfig:
     return ModelConfig(
         family=family,
@@ -25,7 +26,7 @@ def _encoder(
         mlp_dim=mlp_dim,
         num_encoder_layers=layers,
         num_decoder_layers=0,
-        **parts,  # type: ignore[arg-type]
+        **parts,
     )
 
 
@@ -45,8 +46,17 @@ _MODERNBERT = {
 def encoder_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), each with the vocabulary size of its own tokenizer."""
     for size, sizes in _ROBERTA.items():
-        parts = {"token_types": 1, "norm": "layer_norm:epsilon=1e-5", "dropout_rate": 0.1}
-        yield f"roberta_{size}", _encoder("bert", 50_265, *sizes, **parts)
+        yield (
+            f"roberta_{size}",
+            _encoder(
+                "bert",
+                50_265,
+                *sizes,
+                token_types=1,
+                norm="layer_norm:epsilon=1e-5",
+                dropout_rate=0.1,
+            ),
+        )
     for size, sizes in _MODERNBERT.items():
         yield (
             f"modernbert_{size}",
