@@ -223,7 +223,7 @@ def folder(source: str, target: pathlib.Path) -> None:
     import numpy as np
 
     from trainer import huggingface
-    from trainer.huggingface import names, weights
+    from trainer.huggingface import names, special_ids, weights
     from trainer.huggingface.formats import KINDS
     from trainer.model.spec import model_spec
     from trainer.model.transformer import parameter_facts
@@ -250,5 +250,6 @@ def folder(source: str, target: pathlib.Path) -> None:
             inner = inner.setdefault(each, {})
         noise = random.standard_normal(facts.shape, np.float32) / 16
         inner[last] = noise + 1 if last == "scale" else noise
-    tensors = names.to_tensors(tree, small, written["model_type"])
+    pad = special_ids.pad(written)
+    tensors = names.to_tensors(tree, small, written["model_type"], pad)
     weights.write(str(target), tensors, shard_bytes=5 * 10**9)

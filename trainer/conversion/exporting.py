@@ -137,7 +137,8 @@ def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Pari
     assert vocabulary is not None
     if model.architecture == "encoder":
         objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
-        roles = Roles(begins=objective.classify, mask=objective.mask)
+        types = model.token_types > 1
+        roles = Roles(begins=objective.classify, mask=objective.mask, types=types)
         settings = dataclasses.replace(settings, roles=roles)
     positions = max(run.converter.encoder_length, run.converter.decoder_length)
     params = jax.tree.map(np.asarray, params)

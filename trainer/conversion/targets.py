@@ -124,6 +124,9 @@ def to_transformers(
     """Writes a transformers folder without its card; returns the contents of config.json."""
     config, vocabulary = model.config, settings.vocabulary
     special = vocabulary.special if vocabulary else T5_IDS
+    named = model.ids.get("config.json", {}).get(special_ids.PAD)
+    if config.architecture == "encoder" and named is not None:
+        special = dataclasses.replace(special, pad=named)
     written = configs.to_config(config, model.positions, model.name.startswith("mt5"), special)
     own = card.generation_config(written)
     # Without a vocabulary, an id that no file names is unknown, except the decoder's start.
@@ -135,7 +138,9 @@ def to_transformers(
     written = {**rest, **ids["config.json"], "dtype": settings.dtype}
     files.write_json(os.path.join(folder, "config.json"), written)
     files.write_json(os.path.join(folder, _GENERATION), ids[_GENERATION])
-    tensors = names.to_tensors(tree_of(arrays), config, written["model_type"])
+    tensors = names.to_tensors(
+        tree_of(arrays), config, written["model_type"], special_ids.pad(written)
+    )
     weights.write(folder, tensors, settings.shard_bytes)
     if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")

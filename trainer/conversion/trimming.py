@@ -80,12 +80,13 @@ def trimmed(opened: Opened, id_map: list[int | None], left: Vocabulary) -> Opene
 
 def _roles(opened: Opened) -> Any:
     path = files.join(opened.source.path, TOKENIZER_CONFIG)
-    if opened.model.config.architecture != "encoder" or not files.exists(path):
+    model = opened.model.config
+    if model.architecture != "encoder" or not files.exists(path):
         return None
     written = files.read_json(path)
     names = [written.get(f"{role}_token") or "" for role in ("cls", "mask")]
     begins, mask = (each["content"] if isinstance(each, dict) else each for each in names)
-    return Roles(begins=begins, mask=mask)
+    return Roles(begins=begins, mask=mask, types=model.token_types > 1)
 
 
 def cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Settings]:

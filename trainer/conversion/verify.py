@@ -12,7 +12,7 @@ from tasks.storage import files
 from tasks.vocabulary import BYTE, Vocabulary
 from trainer.conversion.sources import tree_of
 from trainer.data.features import Batch
-from trainer.huggingface import configs, names, parity, tokenizer, weights
+from trainer.huggingface import configs, names, parity, special_ids, tokenizer, weights
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.t5x import layout, read
@@ -34,7 +34,9 @@ _TEXTS, _TEXT_PIECES = 200, 64
 _COMPARABLE = (
     *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
     *("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "PalimpsestForCausalLM"),
-    "BertForPreTraining",
+    *("BertForPreTraining", "RobertaForMaskedLM", "ModernBertForMaskedLM"),
+    *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "Olmo2ForCausalLM"),
+    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "T5GemmaForConditionalGeneration"),
 )
 
 
@@ -47,12 +49,13 @@ def transformers_arrays(
 ) -> int:
     """Returns a transformers folder's number of parameters; raises NotEqual if one differs."""
     stored = weights.read(folder)
-    wanted = names.to_tensors(tree_of(arrays), model, kind)
+    pad = special_ids.pad(files.read_json(os.path.join(folder, "config.json")))
+    wanted = names.to_tensors(tree_of(arrays), model, kind, pad)
     if stored.keys() != wanted.keys():
         raise NotEqual(f"tensors of {folder} differ: {sorted(stored.keys() ^ wanted.keys())[:3]}")
     for name, array in wanted.items():
         _require_equal(name, stored[name], array)
-    return len(arrays)
+    return len(arrays.keys() & names.places(model, kind, pad).keys())
 
 
 def checkpoint_arrays(path: str, arrays: dict[str, np.ndarray]) -> int:
@@ -90,6 +93,8 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
         return f"logits were not compared: the model in {folder} is a {kind}"
     params = tree_of({name: array.astype(np.float32) for name, array in arrays.items()})
     batch, theirs = _batch(model), parity.their_model(folder, written)
+    if (pad := special_ids.pad(written)) >= _FIRST_ID:  # RoBERTa would not number its places
+        batch = {name: np.where(ids == pad, _FIRST_ID - 1, ids) for name, ids in batch.items()}
     single = parity.their_logits(theirs)(batch)
     ours = parity.our_logits(model, params)(batch)
     found = parity.compare(lambda _: ours, lambda _: single, [batch])

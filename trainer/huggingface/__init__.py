@@ -25,11 +25,12 @@ def require_packages(names: Iterable[str], work: str) -> None:
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns a model folder's configuration: T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours."""
+    """Returns a model folder's configuration: of a type in `kinds.KINDS`."""
     return _read(path)[0]
 
 
-def _read(path: str) -> tuple[ModelConfig, str]:
+def _read(path: str) -> tuple[ModelConfig, dict[str, Any]]:
+    """Returns the model of a folder, and the contents of its config.json."""
     from trainer.huggingface.config_json import from_config
 
     folder = files.local_path(path)
@@ -49,7 +50,7 @@ def _read(path: str) -> tuple[ModelConfig, str]:
         raise UserError(f"{where} is not valid JSON: {error}") from error
     kind = str(written.get("model_type"))
     ids = special_ids_of(folder, written)
-    return from_config(written, where, _own_tensors(folder, kind), ids), kind
+    return from_config(written, where, _own_tensors(folder, kind), ids), written
 
 
 def special_ids_of(folder: str, written: Mapping[str, Any] | None = None) -> special_ids.Ids:
@@ -84,7 +85,7 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
     """
     from trainer.huggingface import configs, names, t5_experiments
 
-    found, kind = _read(path)
+    found, written = _read(path)
     if not configs.same_model(found, config):
         differences = ", ".join(configs.different_fields(config, found))
         raise UserError(
@@ -95,4 +96,5 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
         tensors = weights.read(files.local_path(path))
     if text := t5_experiments.warning(found):
         print(f"{path}: {text}", file=sys.stderr)
-    return names.from_tensors(tensors, found, kind, path)
+    kind, pad = written["model_type"], special_ids.pad(written)
+    return names.from_tensors(tensors, found, kind, path, pad)

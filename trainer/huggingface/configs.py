@@ -27,14 +27,14 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
             f"family {config.family} has no counterpart in transformers; --custom_code writes a "
             "modelling file for it"
         )
-    if config.family == "bert_pre_ln":
-        return "BertForMaskedLM has norms after the sublayers, but family bert_pre_ln before them"
     if not candidates(config.family):
         return f"transformers has no model of family {config.family}"
-    if config.family == "bert" and config.position_scheme != "absolute":
-        return f"BertForMaskedLM uses learned positions, but this model uses {config.position}"
     if model_type(config) is not None:
         return None
+    if config.family == "bert" and config.position_scheme != "absolute":
+        return f"BertForMaskedLM uses learned positions, but this model uses {config.position}"
+    if config.family == "bert_pre_ln" and config.position_scheme != "rotary":
+        return "BertForMaskedLM has norms after the sublayers, but family bert_pre_ln before them"
     if config.family in ("llama", "bert", "gpt2") and config.emb_dim % config.num_heads:
         return f"emb_dim {config.emb_dim} is not divisible by {config.num_heads} heads"
     # The cause is the activations, head sizes or another change to the family.
@@ -174,6 +174,14 @@ def _written(
     config: ModelConfig, kind: str, positions: int, special: SpecialIds = T5_IDS
 ) -> dict[str, Any]:
     written = KINDS[kind].write(config, positions)
+    pad = special.pads(begins_texts=not config.num_encoder_layers)
+    if KINDS[kind].numbered:
+        if special.pad is None:
+            raise UserError(
+                f"transformers' {kind} needs a padding id to number positions, but the vocabulary "
+                "has none"
+            )
+        written["max_position_embeddings"] = config.max_positions + pad + 1
     # A decoder's first input during training.
     for part in (written, *(each for each in written.values() if isinstance(each, dict))):
         for name in ("bos_token_id", "decoder_start_token_id"):
@@ -183,7 +191,7 @@ def _written(
         "model_type": kind,
         **written,
         "vocab_size": config.vocab_size,
-        "pad_token_id": special.pads(begins_texts=not config.num_encoder_layers),
+        "pad_token_id": pad,
         "eos_token_id": special.eos,
         "tie_word_embeddings": logits_are_tied(config),
         "dtype": "float32",

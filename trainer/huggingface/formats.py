@@ -54,7 +54,7 @@ _LAYERS = {
     "num_attention_heads": "num_heads",
 }
 _DECODER = {**_LAYERS, "num_hidden_layers": "num_decoder_layers"}
-_BERT = {
+BERT = {
     **_LAYERS,
     "num_hidden_layers": "num_encoder_layers",
     "max_position_embeddings": "max_positions",
@@ -83,7 +83,8 @@ _SCALINGS: Mapping[str, Mapping[str, str]] = {
 _ROPE = ("rope_type", "type", "rope_theta")
 
 
-def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
+def sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns sizes under transformers' names; `names` maps these to ours."""
     return {theirs: getattr(config, ours) for theirs, ours in names.items()}
 
 
@@ -159,8 +160,13 @@ def read_rotary(fields: Fields) -> str:
     return rotary_of(rope, fields)
 
 
-def rotary_of(rope: Mapping[str, Any], fields: Fields, base: float = 10_000.0) -> str:
-    """Returns rotary positions; `base` is transformers' default where no file names one."""
+def rotary_of(
+    rope: Mapping[str, Any], fields: Fields, base: float = 10_000.0, **others: Any
+) -> str:
+    """Returns rotary positions; `base` is transformers' default where no file names one.
+
+    `others` are further options.
+    """
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
         raise ValueError(f"rotary positions of kind {kind}, not one of {', '.join(_SCALINGS)}")
@@ -170,7 +176,7 @@ def rotary_of(rope: Mapping[str, Any], fields: Fields, base: float = 10_000.0) -
             raise ValueError(f"rotary positions with {name} {value!r}, which our models lack")
     fields.require("rope_interleaved", False)
     base = float(rope.get("rope_theta", fields.get("rope_theta", base)))
-    values: dict[str, Any] = {"base": base, **({} if kind == "default" else {"scaling": kind})}
+    values = {"base": base, **others, **({} if kind == "default" else {"scaling": kind})}
     for theirs, ours in _SCALINGS[kind].items():
         value = rope.get(theirs)
         if value is None and ours == "original_positions":  # transformers' fallback
@@ -256,7 +262,7 @@ def _from_bert(fields: Fields) -> ModelConfig:
     fields.require("is_decoder", False)
     return ModelConfig(
         **t5_experiments.bert_parts(fields),
-        **fields.sizes(_BERT),
+        **fields.sizes(BERT),
         head_dim=fields["hidden_size"] // fields["num_attention_heads"],
         num_decoder_layers=0,
         dropout_rate=fields.get("hidden_dropout_prob", 0.1),
@@ -282,7 +288,7 @@ def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        **_sizes(config, _T5),
+        **sizes(config, _T5),
         "num_decoder_layers": config.num_decoder_layers,
         "feed_forward_proj": T5_PROJECTIONS[activations(config)],
         "relative_attention_num_buckets": relative.num_buckets,
@@ -304,7 +310,7 @@ def _to_umt5(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 def _to_decoder(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
-        **_sizes(config, _DECODER),
+        **sizes(config, _DECODER),
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
         "head_dim": config.head_dim,
         "hidden_act": ACTIVATIONS[activations(config)[0]],
@@ -352,7 +358,7 @@ def _to_gemma(config: ModelConfig, positions: int) -> dict[str, Any]:
 def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
-        **_sizes(config, _GPT2),
+        **sizes(config, _GPT2),
         "n_inner": config.mlp_dim,
         "activation_function": ACTIVATIONS[activations(config)[0]],
         "layer_norm_epsilon": epsilon_of(config),
@@ -391,7 +397,7 @@ def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
         # The weights include both heads; BertForMaskedLM would load only one.
         "architectures": ["BertForPreTraining"],
-        **_sizes(config, _BERT),
+        **sizes(config, BERT),
         "hidden_act": ACTIVATIONS[activations(config)[0]],
         "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.dropout_rate,
@@ -426,4 +432,7 @@ KINDS["gemma"] = KINDS["llama"]._replace(
 KINDS["gpt2"] = Kind(
     *(_from_gpt2, _to_gpt2, names.gpt2, ("gpt2", "llama", "lm", "primer"), names.GPT2), _DECODERS
 )
-KINDS["bert"] = Kind(_from_bert, _to_bert, names.bert, ("bert",), "bert.", _OF_BERT)
+KINDS["bert"] = Kind(
+    *(_from_bert, _to_bert, names.bert, ("bert",), "bert.", _OF_BERT),
+    kernel=("mlm_head/logits_dense/kernel", "cls.predictions.decoder"),
+)

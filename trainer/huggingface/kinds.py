@@ -19,8 +19,10 @@ class Kind(NamedTuple):
       families: families whose models may be of this type.
       beginning: beginning of all names but the heads', which a model without a head lacks.
       inert: fields without effect on the logits, besides those of all types.
-      logits: the module of untied logits, for the parameter `decoder/logits_dense/kernel`.
       start: the field with the id that a decoder reads first if decoder_start_token_id is missing.
+      kernel: path and module of the kernel of untied logits.
+      numbered: path of a table of positions that begins with rows for the padding id and the ids
+        below it, as RoBERTa's does; we keep the others.
     """
 
     read: Callable[[Fields], ModelConfig]
@@ -29,8 +31,9 @@ class Kind(NamedTuple):
     families: tuple[str, ...] = ()
     beginning: str = ""
     inert: frozenset[str] = frozenset()
-    logits: str = "lm_head"
     start: str = "pad_token_id"
+    kernel: tuple[str, str] = ("decoder/logits_dense/kernel", "lm_head")
+    numbered: str = ""
 
 
 # model_type -> its row.

@@ -16,6 +16,7 @@ import numpy as np
 from flax import traverse_util
 
 from tasks.terminal.command_line import UserError, nearest
+from tasks.vocabulary import PAD_ID
 from trainer.huggingface import t5_experiments
 from trainer.huggingface.kinds import KINDS
 from trainer.model.attention import DotProductAttention
@@ -31,8 +32,9 @@ Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
 GPT2 = "transformer."
-# Projections that GPT-2 stores as one tensor.
-_JOINED = ("query", "key", "value")
+_PROJECTIONS = ("query", "key", "value")
+# Module -> the kernels that it holds as one tensor: GPT-2's, and ModernBERT's two.
+_JOINED = {"c_attn": _PROJECTIONS, "Wqkv": _PROJECTIONS, "Wi": ("wi_0", "wi_1")}
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
@@ -70,58 +72,77 @@ def decoder_layer(config: ModelConfig) -> LayerSpec:
 
 
 class Place(NamedTuple):
-    """A parameter's place: a tensor, or the `part`-th of its `parts` equal column blocks."""
+    """A parameter's place: a tensor, or the `part`-th of its `parts` equal blocks of outputs.
+
+    The tensor begins with `unused` other rows.
+    """
 
     tensor: str
     transposed: bool
     part: int = 0
     parts: int = 1
+    unused: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """The tensor's axis of outputs."""
+        return 0 if self.transposed else -1
 
 
-def places(config: ModelConfig, kind: str) -> dict[str, Place]:
+def places(config: ModelConfig, kind: str, pad: int = PAD_ID) -> dict[str, Place]:
     """Returns path in the unscanned tree ("encoder/encoder_norm/scale") -> the parameter's place.
 
-    `kind` is the model_type. Raises UserError if transformers lacks a part of the model.
+    `kind` is the model_type, `pad` the padding id of config.json. Raises UserError if transformers
+    lacks a part of the model.
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
     modules = KINDS[kind].tensors(config)
     if not logits_are_tied(config):
-        bert = ("mlm_head/logits_dense/kernel", "cls.predictions.decoder")
-        ours = ("decoder/logits_dense/kernel", KINDS[kind].logits)
-        path, module = bert if kind == "bert" else ours
+        path, module = KINDS[kind].kernel
         modules[path] = module
     memory = {"memory_embedder/embedding": Place(t5_experiments.MEMORY, False)}
-    return (memory if config.memory_tokens else {}) | {
-        path: _place(path, module) for path, module in modules.items()
-    }
+    found = {path: _place(path, module) for path, module in modules.items()}
+    if numbered := KINDS[kind].numbered:
+        found[numbered] = found[numbered]._replace(unused=pad + 1)
+    return (memory if config.memory_tokens else {}) | found
 
 
 def _place(path: str, module: str) -> Place:
     *_, owner, name = path.split("/")
     tensor = name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
     is_gpt2 = module.startswith(GPT2)
-    part = (_JOINED.index(owner), len(_JOINED)) if module.endswith(".c_attn") else (0, 1)
+    joined = _JOINED.get(module.rpartition(".")[2])
+    part = (joined.index(owner), len(joined)) if joined else (0, 1)
     return Place(f"{module}.{tensor}", name in _TRANSPOSED and not is_gpt2, *part)
 
 
-def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
-    """Converts the unscanned tree to float32 arrays under transformers' names."""
-    found, flat = places(config, kind), named(params)
+def to_tensors(params: Tree, config: ModelConfig, kind: str, pad: int = PAD_ID) -> Tensors:
+    """Converts the unscanned tree to arrays under transformers' names.
+
+    Leaves out a head that the type lacks. `pad` is the padding id of config.json.
+    """
+    found, flat = places(config, kind, pad), named(params)
+    flat = {path: array for path, array in flat.items() if path in found or not _is_drawn(path)}
     assert flat.keys() == found.keys(), sorted(flat.keys() ^ found.keys())
     columns: dict[str, dict[int, np.ndarray]] = {}
+    axes: dict[str, int] = {}
     for path, array in flat.items():
         place, array = found[path], np.asarray(array)
+        axes[place.tensor] = place.outputs
+        if place.unused:
+            array = np.pad(array, ((place.unused, 0), (0, 0)))
         columns.setdefault(place.tensor, {})[place.part] = array.T if place.transposed else array
     tensors = {
-        name: np.concatenate([parts[part] for part in sorted(parts)], axis=-1)
+        name: np.concatenate([parts[part] for part in sorted(parts)], axis=axes[name])
         if len(parts) > 1
         else parts[0]
         for name, parts in columns.items()
     }
-    if kind == "bert" and not logits_are_tied(config):
+    bias = f"{KINDS[kind].kernel[1]}.bias"
+    if bias in _COPIES and not logits_are_tied(config):
         # For untied logits, transformers reads the bias stored beside the kernel.
-        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
+        tensors[bias] = tensors[_COPIES[bias][0]]
     return tensors
 
 
@@ -130,10 +151,16 @@ _T5_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed
 EMBEDDINGS = (
     *_T5_EMBEDDINGS,
     *("model.embed_tokens.weight", "transformer.wte.weight"),
-    "bert.embeddings.word_embeddings.weight",
+    *(f"{name}.embeddings.word_embeddings.weight" for name in ("bert", "roberta")),
+    "model.embeddings.tok_embeddings.weight",
 )
 # The kernel of the logits, which is the embedding again if they are tied.
-KERNELS = frozenset({"lm_head.weight", "cls.predictions.decoder.weight"})
+KERNELS = frozenset(
+    {
+        *("lm_head.weight", "cls.predictions.decoder.weight"),
+        *("lm_head.decoder.weight", "decoder.weight"),
+    }
+)
 # Names that early releases gave to a norm's parameters.
 _EARLY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -181,9 +208,13 @@ def _with_embedding(tensors: Tensors, table: str, config: ModelConfig, where: st
 
 
 # Beginnings of the names of heads.
-_HEADS = ("lm_head.", "cls.")
+_HEADS = ("lm_head.", "cls.", "head.", "decoder.")
 # Prefix of tensor names -> description of a folder without such tensors, and a remedy.
 _MISSING = {
+    "lm_head.dense.": "an encoder alone, as saved by RobertaModel; name a folder saved by "
+    "RobertaForMaskedLM",
+    "head.dense.": "an encoder alone, as saved by ModernBertModel; name a folder saved by "
+    "ModernBertForMaskedLM",
     "decoder.": "an encoder alone, as saved by T5EncoderModel; name a folder saved by "
     "T5ForConditionalGeneration",
     "lm_head.": "a model whose logits use the embedding, but its config.json does not say so; "
@@ -199,14 +230,19 @@ def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def from_tensors(
-    tensors: Mapping[str, np.ndarray], config: ModelConfig, kind: str, where: str
+    tensors: Mapping[str, np.ndarray],
+    config: ModelConfig,
+    kind: str,
+    where: str,
+    pad: int = PAD_ID,
 ) -> Tree:
     """Returns float32 parameters in the unscanned tree; the inverse of `to_tensors`.
 
     If the head for the order of segments is missing, it gets initial values drawn with key 0, and
-    stderr says so. Raises UserError if any other tensor is missing, unknown or misshapen.
+    stderr says so. `pad` is the padding id of config.json. Raises UserError if any other tensor is
+    missing, unknown or misshapen.
     """
-    spec, found, flat = model_spec(config), places(config, kind), Tensors()
+    spec, found, flat = model_spec(config), places(config, kind, pad), Tensors()
     tables = [place.tensor for place in found.values() if place.tensor in EMBEDDINGS]
     tensors = _renamed(tensors, kind)
     if tables:
@@ -217,27 +253,30 @@ def from_tensors(
         tensors = dict(rest)
     facts_of = parameter_facts(spec)
     drawn = [
-        each for each in facts_of if each.startswith(_DRAWN) and found[each].tensor not in rest
+        each
+        for each in facts_of
+        if _is_drawn(each) and (each not in found or found[each].tensor not in rest)
     ]
     if drawn:
-        missing = ", ".join(sorted({found[path].tensor.rpartition(".")[0] for path in drawn}))
-        print(
-            f"{where}, as saved by BertForMaskedLM, has no {missing}: initial values are drawn",
-            file=sys.stderr,
-        )
+        lost = sorted({found[path].tensor.rpartition(".")[0] for path in drawn if path in found})
+        missing = ", as saved by BertForMaskedLM, has no " + ", ".join(lost)
+        if not lost:
+            missing = " has no head for the order of segments"
+        print(f"{where}{missing}: initial values are drawn", file=sys.stderr)
         start = named(jax.jit(lambda key: init_params(spec, key)[_DRAWN])(jax.random.key(0)))
     for path, facts in facts_of.items():
+        if path in drawn:
+            flat[path] = np.asarray(start[path.removeprefix(f"{_DRAWN}/")])
+            continue
         place = found[path]
         name = place.tensor
-        if path in drawn:
-            tensors = {**tensors, name: np.asarray(start[path.removeprefix(f"{_DRAWN}/")])}
-            place = place._replace(transposed=False)
         if name not in tensors:
             raise UserError(f"{where} has no tensor {name}{_why_missing(name, tensors)}")
         rest.pop(name, None)
         array = tensors[name]
-        if array.shape[-1] % place.parts == 0:
-            array = np.split(array, place.parts, axis=-1)[place.part]
+        if array.shape[place.outputs] % place.parts == 0:
+            array = np.split(array, place.parts, axis=place.outputs)[place.part]
+        array = array[place.unused :] if place.unused else array
         array = (array.T if place.transposed else array).astype(np.float32)
         if array.shape != facts.shape:
             raise UserError(
@@ -257,16 +296,25 @@ def from_tensors(
 
 # The head for the order of segments, needed only in pretraining.
 _DRAWN = "order_head"
+
+
+def _is_drawn(path: str) -> bool:
+    return path.startswith(f"{_DRAWN}/")
+
+
 # Tensors that some folders store twice.
 _COPIES: Mapping[str, tuple[str, ...]] = {
     t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
     "cls.predictions.decoder.bias": ("cls.predictions.bias",),
     "lm_head.out_proj.weight": ("model.decoder.embed_tokens.weight",),
+    "lm_head.decoder.bias": ("lm_head.bias",),
 }
 # Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     "bert.embeddings.position_ids",
+    "roberta.embeddings.position_ids",
+    *("roberta.pooler.dense.weight", "roberta.pooler.dense.bias"),
     ".attn.bias",
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
@@ -380,7 +428,7 @@ def gpt2(config: ModelConfig) -> dict[str, str]:
         **affine("mlp/wi", "mlp.c_fc"),
         **affine("mlp/wo", "mlp.c_proj"),
     }
-    for name in _JOINED:
+    for name in _PROJECTIONS:
         inside |= affine(f"self_attention/{name}", "attn.c_attn")
     return {
         "decoder/token_embedder/embedding": f"{GPT2}wte",
@@ -412,7 +460,7 @@ def bert(config: ModelConfig) -> dict[str, str]:
         **affine("mlp/wi", "intermediate.dense"),
         **affine("mlp/wo", "output.dense"),
     }
-    for name in _JOINED:
+    for name in _PROJECTIONS:
         inside |= affine(f"attention/{name}", f"attention.self.{name}")
     if config.value("norm_placement") == "pre":
         modules |= affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")

@@ -51,7 +51,8 @@ def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
         is_token = token_places(batch, target_side(batch)) > 0
         rows += int(is_token.any(axis=1).sum())
         positions += int(is_token.sum())
-        pairs = list(zip(ours(batch), theirs(batch), strict=True))
+        of_theirs = theirs(batch)  # perhaps without a head for rows
+        pairs = list(zip(ours(batch)[: len(of_theirs)], of_theirs, strict=True))
         equal += int((pairs[0][0].argmax(-1) == pairs[0][1].argmax(-1))[is_token].sum())
         masks = [is_token, is_token.any(axis=1)]
         for (mine, other), mask in zip(pairs, masks, strict=False):
@@ -119,6 +120,7 @@ def their_logits(model: Any) -> Compute:
     import torch
 
     encoder_decoder = model.config.is_encoder_decoder
+    has_types = getattr(model.config, "type_vocab_size", 0) > 1
 
     def tensor(array: np.ndarray) -> Any:
         return torch.from_numpy(np.asarray(array, np.int64))
@@ -129,7 +131,7 @@ def their_logits(model: Any) -> Compute:
             tokens = tensor(batch["encoder_input_tokens"])
             places = tensor(token_places(batch, "encoder"))
             inputs = {"input_ids": tokens, "attention_mask": (places > 0).long()}
-        if "encoder_token_types" in batch:
+        if "encoder_token_types" in batch and has_types:
             inputs["token_type_ids"] = tensor(batch["encoder_token_types"])
         if "decoder_input_tokens" in batch:
             name = "decoder_input_ids" if encoder_decoder else "input_ids"

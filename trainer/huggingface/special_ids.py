@@ -46,6 +46,12 @@ def _named(written: Mapping[str, Any]) -> dict[str, Any]:
     return {name: written[name] for name in NAMES if written.get(name) is not None}
 
 
+def pad(written: Mapping[str, Any]) -> int:
+    """Returns the padding id of config.json's fields, PAD_ID if they name none."""
+    found = written.get(PAD)
+    return PAD_ID if found is None else int(found)
+
+
 def _all(value: Any) -> set[int]:
     """Returns the ids of a field, which is an id or a list of ids."""
     return {*value} if isinstance(value, list) else {value}

@@ -70,11 +70,20 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The piece that `begins` texts, whether EOS `ends` them, and an encoder's `mask` piece."""
+    """The piece that `begins` texts, whether EOS `ends` them, and an encoder's `mask` piece.
+
+    `types`: an encoder distinguishes the segments of a pair by token type.
+    """
 
     begins: str = ""
     ends: bool = True
     mask: str = ""
+    types: bool = True
+
+    @property
+    def typed(self) -> bool:
+        """True if token types number the segments of a pair."""
+        return bool(self.mask) and self.types
 
 
 def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
@@ -102,8 +111,7 @@ def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
     eos = special["eos"]
     first = f"{roles.begins} " if roles.begins else ""
     last = f" {eos}" if roles.ends else ""
-    # Encoder-only models distinguish the segments of a pair by token type.
-    second = f"$B:1{last}:1" if roles.mask else f"$B{last}"
+    second = f"$B:1{last}:1" if roles.typed else f"$B{last}"
     around = {eos, *filter(None, [roles.begins])}
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{first}$A{last}",
@@ -283,7 +291,7 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
     if roles.mask:
         named |= {"mask_token": roles.mask, "cls_token": roles.begins, "sep_token": eos}
     sentinels = [sentinel_piece(number) for number in range(vocabulary.record.sentinels)]
-    types = ["token_type_ids"] if roles.mask else []
+    types = ["token_type_ids"] if roles.typed else []
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **named,

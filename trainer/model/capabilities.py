@@ -104,10 +104,11 @@ class FeedForwardFacts:
 
 @dataclass(frozen=True)
 class PlacementFacts:
-    """Flags: sublayers can run in parallel; a layer's output is already normalised."""
+    """Flags: sublayers can be parallel; a layer's output is normalised; all layers are alike."""
 
     parallel: bool = False
     ends_normalised: bool = False
+    alike: bool = True
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,8 @@ class ModelConfig:
     norm_placement: str | None = field(
         None,
         "norms before every sublayer (pre), the same without a residual around the mixer "
-        "(pre_without_mixer_residual); after every sum as in BERT (post); of every sublayer's "
+        "(pre_without_mixer_residual), or before every sublayer but a stack's first, as in "
+        "ModernBERT (pre_but_first); after every sum as in BERT (post); of every sublayer's "
         "output as in OLMo 2 (branch), or of its input and output as in Gemma 2 (sandwich); or "
         "before the mixer and after the feed-forward sublayer as in Primer (primer_alternating); "
         "None uses the family's",
@@ -193,6 +194,17 @@ class ModelConfig:
     embedding_norm: bool | None = field(
         None, "normalise embeddings before the first layer; None follows the family"
     )
+    token_types: int = field(
+        2,
+        "number of token types, each with a vector that an encoder-only model adds to its "
+        "embeddings: BERT has 2, for the segments of a row; 1 adds the same vector everywhere, as "
+        "in RoBERTa; 0 adds none",
+        read_if=ReadIf(
+            lambda config: config.model.architecture == ENCODER,
+            "in a model with a decoder",
+            whole=True,
+        ),
+    )
     scale_embeddings: bool | None = field(
         None, "multiply token embeddings by sqrt(emb_dim); None follows the family"
     )
@@ -212,6 +224,15 @@ class ModelConfig:
         None,
         "use a bias in the last projection of attention, whatever attention_bias says of the "
         "others, as in Qwen 2; None follows attention_bias",
+    )
+    head_bias: bool = field(
+        True,
+        "use a bias in the projection before the logits of an encoder-only model",
+        read_if=ReadIf(
+            lambda config: config.model.architecture == ENCODER,
+            "in a model with a decoder",
+            whole=True,
+        ),
     )
     parametrisation: str | None = field(
         None,

@@ -130,6 +130,10 @@ def _check_heads(config: Any) -> None:
     require_of(config, fits, "shared_embedding", "True with a part that lengthens rows")
     fits = config.logits_softcap is None or config.architecture != ENCODER
     require_of(config, fits, "logits_softcap", "unset in an encoder-only model")
+    require_of(config, config.token_types >= 0, "token_types", "0 or more")
+    for name, default in (("token_types", 2), ("head_bias", True)):
+        fits = getattr(config, name) == default or config.architecture == ENCODER
+        require_of(config, fits, name, f"{default} in a model with a decoder")
     fits = config.query_key_norm or config.query_key_norm_over == "head"
     require_of(config, fits, "query_key_norm_over", "'head' without query_key_norm")
     if config.num_kv_heads is not None:
@@ -231,6 +235,7 @@ def _check_attention(config: Any) -> None:
 
 def _check_scan(config: Any) -> None:
     alike = config.family_facts.layers is None and config.facts("head_scaling").alike
+    alike = alike and config.facts("norm_placement").alike
     alike = alike and (not config.num_experts or config.switch_every == 1)
     rule = "False where layers differ, because a scan runs equal layers"
     require_of(config, alike or not config.scan_layers, "scan_layers", rule)

@@ -52,7 +52,8 @@ class TokenEmbedder(nn.Module):
 class Embedding:
     """The embedding slot: maps token and position vectors [B, L, D] to a stack's first states.
 
-    Adds the vector of the token's type if `num_types` is set, and normalises if `norm` is.
+    Adds the vector of the token's type if `num_types` is set, whatever the type if it is 1, and
+    normalises if `norm` is set.
 
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2; google-research/bert for the norm.
     """
@@ -75,7 +76,7 @@ class _TypeEmbedder(Buildable):
         shared, axes = module.shared, ("token_types", "embed")
         start, shape = shared.parametrisation.embedding(), (self.num_types, shared.emb_dim)
         table_TD = parameter(module, TABLE, "embedding", start, axes, shape).astype(shared.dtype)
-        if rows.type_BL is None:
+        if rows.type_BL is None or self.num_types == 1:
             return table_TD[0]
         return jnp.take(table_TD, rows.type_BL, axis=0, mode="fill", fill_value=jnp.nan)
 
@@ -125,12 +126,15 @@ class TiedLogits(Logits):
 class TransformedLogits(Logits):
     """Applies `logits` to projected, activated and normalised states, and adds a bias.
 
+    `bias` adds one to the projection, too.
+
     Source: google-research/bert, `run_pretraining.py`, `get_masked_lm_output`.
     """
 
     activation: str
     norm: Norm
     logits: Logits
+    bias: bool = True
 
     @property
     def tied(self) -> bool:  # type: ignore[override]
@@ -143,7 +147,7 @@ class TransformedLogits(Logits):
         shared, zeros = module.shared, nn.initializers.zeros
         # "mlp" names the output channels because a kernel cannot have the same axis twice.
         axes, start = ("embed", "mlp"), shared.parametrisation.feed_forward()
-        dense = shared.dense(shared.emb_dim, axes, start, "dense", bias=True)
+        dense = shared.dense(shared.emb_dim, axes, start, "dense", bias=self.bias)
         y_BLD = ACTIVATIONS[self.activation](dense(y_BLD))
         logits_BLV = self.logits(self.norm.build(shared, "layer_norm")(y_BLD), embedder, shared)
         shape = (shared.vocab_size,)

@@ -141,6 +141,10 @@ def _pre(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Arr
     return x + dropout(sublayer(norm(x)))
 
 
+def _without_norm(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
+    return x + dropout(sublayer(x))
+
+
 def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
     return norm(x + dropout(sublayer(x)))
 
@@ -151,6 +155,8 @@ def _on_branch(x: Array, norm: Function, sublayer: Function, dropout: Function) 
 
 # The residual stream itself is never normalised.
 PRE_NORM = NormPlacement("pre", _pre)
+# The sublayer reads the residual stream itself.
+WITHOUT_NORM = NormPlacement("pre", _without_norm)
 # Normalises the output of the branch, not the sum.
 BRANCH_NORM = NormPlacement("post", _on_branch)
 # Every sublayer reads normalised states, as in BERT.
@@ -158,14 +164,25 @@ POST_NORM = NormPlacement("post", _post)
 
 
 class Placements(NamedTuple):
-    """Placements of a layer's norms; a sublayer that is None has the other sublayers' placement."""
+    """Placements of a layer's norms; a sublayer that is None has the other sublayers' placement.
+
+    `first_mixer` is the placement in a stack's first layer if it is another one.
+    """
 
     sublayers: NormPlacement
     feed_forward: NormPlacement | None = None
     mixer: NormPlacement | None = None
+    first_mixer: NormPlacement | None = None
+
+    def of_first(self) -> Placements:
+        """Returns the placements in a stack's first layer."""
+        return self._replace(mixer=self.first_mixer or self.mixer)
 
 
 BEFORE_SUBLAYERS, AFTER_SUMS = Placements(PRE_NORM), Placements(POST_NORM)
+# The first mixer reads embeddings that have a norm of their own.
+# Source: Warner et al. 2024 (arXiv:2412.13663), section 2.1.1.
+BEFORE_ALL_BUT_FIRST = Placements(PRE_NORM, first_mixer=WITHOUT_NORM)
 # Source: OLMo 2 (arXiv:2501.00656), section 3.2.
 ON_BRANCHES = Placements(BRANCH_NORM)
 # Source: Ding et al. 2021 (arXiv:2105.13290), section 2.4; Gemma 2 (arXiv:2408.00118).

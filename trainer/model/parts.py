@@ -291,6 +291,9 @@ SLOTS = {
                 "branch": Part(constant(_NORMS + "ON_BRANCHES")),
                 "post": Part(constant(_NORMS + "AFTER_SUMS"), PlacementFacts(ends_normalised=True)),
                 "pre": Part(constant(_NORMS + "BEFORE_SUBLAYERS"), PlacementFacts(parallel=True)),
+                "pre_but_first": Part(
+                    constant(_NORMS + "BEFORE_ALL_BUT_FIRST"), PlacementFacts(alike=False)
+                ),
                 "sandwich": Part(constant(_NORMS + "SANDWICH")),
             },
             PlacementFacts,

@@ -149,12 +149,12 @@ def _decoder_only(config: ModelConfig) -> ModelSpec:
 def _encoder_only(config: ModelConfig) -> EncoderSpec:
     encoder = replace(
         _windowed(config, _stack(config, config.num_encoder_layers, ENCODER)),
-        embedding=Embedding(_embedding_norm(config), num_types=2),
+        embedding=Embedding(_embedding_norm(config), config.token_types),
         output_dropout=False,
     )
     shared = replace(_shared(config), broadcast_dropout=False)
     activation = config.value("mlp_activations")[0]
-    head = TransformedLogits(activation, config.build("norm"), _logits(config))
+    head = TransformedLogits(activation, config.build("norm"), _logits(config), config.head_bias)
     return EncoderSpec(shared, encoder, head)
 
 
@@ -192,6 +192,10 @@ def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, .
         arrangement=config.build("parallel_blocks"),
     )
     layers: tuple[LayerSpec, ...] = config.build("head_scaling", replace(layer, **slots), count)
+    layers = (
+        tuple(replace(layer, placements=layer.placements.of_first()) for layer in layers[:1])
+        + layers[1:]
+    )
     if not config.num_experts:
         return layers
     expert = Mlp(config.mlp_dim, config.value("mlp_activations"), bias=False)

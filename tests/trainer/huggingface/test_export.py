@@ -158,11 +158,16 @@ def test_the_data_sets_of_the_hub_are_named(run, monkeypatch):
     assert card._hub_data_sets(prepared.data) == []
 
 
-def test_an_encoder_fills_masks(text_cache, tmp_path):
+TINY = {"emb_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "num_encoder_layers": 2}
+
+
+@pytest.mark.parametrize("preset", ["bert_tiny", "roberta_base", "modernbert_base"])
+def test_an_encoder_fills_masks(text_cache, tmp_path, preset):
     from transformers import pipeline
 
     masked = {"task": "python_docs_masked_lm", "lengths": (64, 64)}
-    run = save_run(text_cache, tmp_path / "run", "bert_tiny", **masked)
+    sizes = [f"--model.{name}={value}" for name, value in TINY.items()]
+    run = save_run(text_cache, tmp_path / "run", preset, *sizes, **masked)
     exporting.export(run, f"{tmp_path}/bert")
     assert 'pipeline_tag: "fill-mask"' in (tmp_path / "bert" / "README.md").read_text()
     fill = pipeline("fill-mask", model=str(tmp_path / "bert"))
@@ -171,6 +176,7 @@ def test_an_encoder_fills_masks(text_cache, tmp_path):
     # As in training: the class token, the text, EOS.
     assert (ids[0], ids[-1], ids.count(699)) == (698, 1, 1)
     assert len(fill(f"The {mask} returns a list.")) == 5
+    assert ("token_type_ids" in fill.tokenizer("a", "b")) == (preset == "bert_tiny")
 
 
 def test_transformers_generates_for_a_sentinel(folder):
@@ -192,8 +198,8 @@ def test_transformers_generates_for_a_sentinel(folder):
 
 def test_nothing_is_written_if_logits_or_tokenizers_differ(run, tmp_path, monkeypatch, capsys):
     # Reverses the table of relative positions.
-    def reversed_table(params, config, kind, to_tensors=names.to_tensors):
-        tensors = to_tensors(params, config, kind)
+    def reversed_table(params, config, kind, pad, to_tensors=names.to_tensors):
+        tensors = to_tensors(params, config, kind, pad)
         name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         tensors[name] = tensors[name][::-1] + 1.0 * np.arange(32)[:, None]
         return tensors

@@ -331,7 +331,9 @@ def test_logits_of_a_folder_of_transformers(name, tmp_path):
     assert np.abs(theirs(batch)[0]).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5", "Llama", "Gemma", "GPT2", "Bert"])
+@pytest.mark.parametrize(
+    "kind", ["T5", "MT5", "UMT5", "Llama", "Gemma", "GPT2", "Bert", "Roberta", "ModernBert"]
+)
 def test_default_configurations_are_read(kind, tmp_path):
     import transformers
 

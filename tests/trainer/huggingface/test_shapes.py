@@ -9,15 +9,18 @@ import optax
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import SpecialIds
 from tests.support.parameters import slow_unless
 from tests.support.totals import parameter_total
 from tests.trainer.huggingface.conftest import random_batch
 from trainer.config import LossConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
+from trainer.data.features import target_side
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.loss import model_loss
 from trainer.huggingface import configs, load, model_config, names, parity, weights
+from trainer.huggingface.config_json import from_config
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
@@ -70,10 +73,37 @@ SHAPES = {
 }
 # These have the parts of the others.
 FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma")
+DECODERS = [*SHAPES]
+ENCODER = {name: each for name, each in DECODER.items() if name != "num_key_value_heads"}
+ROBERTA = ENCODER | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+ROBERTA |= {"max_position_embeddings": 66, "hidden_dropout_prob": 0.0}
+ROBERTA |= {"attention_probs_dropout_prob": 0.0}
+MODERNBERT = ENCODER | {
+    "local_attention": 6,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+SHAPES |= {
+    "roberta": ("Roberta", ROBERTA),
+    "roberta, untied": ("Roberta", ROBERTA | {"tie_word_embeddings": False, "pad_token_id": 0}),
+    "modernbert": ("ModernBert", MODERNBERT),
+    "modernbert, biases": (
+        "ModernBert",
+        MODERNBERT
+        | dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
+        | {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 3},
+    ),
+}
 ARCHITECTURES = {
     "Gemma3Text": "Gemma3ForCausalLM",
     "T5Gemma": "T5GemmaForConditionalGeneration",
+    "Roberta": "RobertaForMaskedLM",
+    "ModernBert": "ModernBertForMaskedLM",
 }
+# Rows of a table that RoBERTa gives to no token, and we write as zeros.
+UNUSED = "roberta.embeddings.position_embeddings.weight"
 
 
 class Theirs:
@@ -91,11 +121,18 @@ class Theirs:
         with torch.no_grad():  # biases and gains start at 0 and 1, which hides mistakes
             for parameter in made.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            if kind == "Roberta":
+                made.get_parameter(UNUSED)[: fields["pad_token_id"] + 1] = 0
+                made.lm_head.decoder.bias.copy_(made.lm_head.bias)
         made.save_pretrained(folder)
         self.written = json.loads((folder / "config.json").read_text())
         self.config = model_config(str(folder))
         self.params = load(str(folder), self.config)
         self.batch = random_batch(self.config)
+        self.pad = self.written["pad_token_id"]
+
+    def tensors(self, params):
+        return names.to_tensors(params, self.config, self.written["model_type"], self.pad)
 
     def model(self):
         return parity.their_model(str(self.folder), self.written)
@@ -125,10 +162,10 @@ def test_logits_of_a_folder_of_transformers(theirs, name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_an_export_has_the_same_type_tensors_and_logits(theirs, name, tmp_path):
     made = theirs(name)
-    written = configs.to_config(made.config, 64)
+    written = configs.to_config(made.config, 64, special=SpecialIds(pad=made.pad))
     assert written["model_type"] == made.written["model_type"]
     assert written["architectures"] == [made.architecture]
-    tensors = names.to_tensors(made.params, made.config, written["model_type"])
+    tensors = made.tensors(made.params)
     originals = weights.read(str(made.folder))
     assert tensors.keys() == originals.keys()
     for tensor, array in tensors.items():
@@ -140,7 +177,7 @@ def test_an_export_has_the_same_type_tensors_and_logits(theirs, name, tmp_path):
     assert_parity(parity.our_logits(made.config, made.params), again, made.batch)
 
 
-@pytest.mark.parametrize("name", slow_unless(FEW, SHAPES))
+@pytest.mark.parametrize("name", slow_unless(FEW, DECODERS))
 def test_greedy_ids_are_those_of_transformers(theirs, name):
     import torch
 
@@ -166,13 +203,19 @@ def test_greedy_ids_are_those_of_transformers(theirs, name):
 RATE, EPSILON = 1e-3, 1e-4
 
 
-@pytest.mark.parametrize("name", slow_unless(FEW, SHAPES))
+# Without tied logits, RoBERTa has two biases for one.
+LEARNING = [name for name in SHAPES if name != "roberta, untied"]
+
+
+@pytest.mark.parametrize("name", slow_unless((*FEW, "roberta", "modernbert"), LEARNING))
 def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     import torch
 
     made = theirs(name)
     spec, batch = model_spec(made.config), dict(made.batch)
-    batch["decoder_loss_weights"] = batch["decoder_target_tokens"] > 0
+    side = target_side(batch)
+    targets = batch.setdefault(f"{side}_target_tokens", batch.get("encoder_input_tokens"))
+    batch[f"{side}_loss_weights"] = targets > 0
     ours, module = build_model(spec), made.model().train()
     settings = OptimizerConfig(
         name="adamw",
@@ -202,37 +245,144 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
         module.parameters(), lr=RATE, betas=(0.9, 0.95), eps=EPSILON, weight_decay=0.0
     )
     tensor = {name: torch.from_numpy(np.asarray(each, np.int64)) for name, each in batch.items()}
-    targets = tensor["decoder_target_tokens"]
+    inputs, targets = (tensor[f"{side}_{which}_tokens"] for which in ("input", "target"))
+    # A decoder's rows begin with the padding's id.
+    mask = inputs > 0 if side == "encoder" else torch.ones_like(inputs)
     params, state = made.params, optimizer.init(made.params)
     for _ in range(2):
         params, state = step(params, state)
         adamw.zero_grad()
-        given = {"input_ids": tensor["decoder_input_tokens"]}
-        if made.config.num_encoder_layers:
+        given = {"input_ids": inputs, "attention_mask": mask}
+        if made.config.architecture == "encoder_decoder":
             sources = tensor["encoder_input_tokens"]
             given = {
                 "input_ids": sources,
                 "attention_mask": (sources > 0).long(),
-                "decoder_input_ids": tensor["decoder_input_tokens"],
-                "decoder_attention_mask": torch.ones_like(targets),
+                "decoder_input_ids": inputs,
+                "decoder_attention_mask": mask,
             }
         logits = module(**given).logits
         torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=0
         ).backward()
         adamw.step()
-    kind = made.written["model_type"]
-    mine, before = (names.to_tensors(tree, made.config, kind) for tree in (params, made.params))
+    mine, before = (made.tensors(tree) for tree in (params, made.params))
     left = {name: each.detach().numpy() for name, each in module.state_dict().items()}
     error = {name: np.abs(array - left[name]).max() for name, array in mine.items()}
     assert max(error.values()) < 0.02 * RATE, error
     assert max(np.abs(array - before[name]).max() for name, array in mine.items()) > 1.8 * RATE
 
 
+# Source: config.json of FacebookAI/roberta-base and answerdotai/ModernBERT-base on the Hub.
+ON_THE_HUB = {
+    "roberta_base": {
+        "architectures": ["RobertaForMaskedLM"],
+        "attention_probs_dropout_prob": 0.1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": 768,
+        "initializer_range": 0.02,
+        "intermediate_size": 3072,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 514,
+        "model_type": "roberta",
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "vocab_size": 50265,
+    },
+    "modernbert_base": {
+        "architectures": ["ModernBertForMaskedLM"],
+        **dict.fromkeys(("attention_bias", "classifier_bias", "mlp_bias", "norm_bias"), False),
+        "bos_token_id": 50281,
+        "classifier_activation": "gelu",
+        "classifier_dropout": 0.0,
+        "classifier_pooling": "mean",
+        "decoder_bias": True,
+        "deterministic_flash_attn": False,
+        "embedding_dropout": 0.0,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "gradient_checkpointing": False,
+        "hidden_activation": "gelu",
+        "hidden_size": 768,
+        "initializer_cutoff_factor": 2.0,
+        "intermediate_size": 1152,
+        "layer_norm_eps": 1e-05,
+        "local_attention": 128,
+        "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192,
+        "mlp_dropout": 0.0,
+        "model_type": "modernbert",
+        "norm_eps": 1e-05,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 22,
+        "pad_token_id": 50283,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "vocab_size": 50368,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_HUB)
+def test_config_json_on_the_hub_is_the_preset(name):
+    found = from_config(ON_THE_HUB[name], "config.json")
+    assert configs.different_fields(found, MODEL_PRESETS[name]) == []
+    assert configs.same_model(found, MODEL_PRESETS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("roberta_base", {"hidden_act": "relu"}, "hidden_act is relu"),
+        ("roberta_base", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("roberta_base", {"is_decoder": True}, "is_decoder"),
+        ("roberta_base", {"pad_token_id": None}, "no field pad_token_id"),
+        ("modernbert_base", {"decoder_bias": False}, "decoder_bias"),
+        ("modernbert_base", {"classifier_activation": "relu"}, "classifier_activation"),
+        ("modernbert_base", {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling"),
+        (
+            "modernbert_base",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "sliding_attention have factor",
+        ),
+        ("modernbert_base", {"layer_types": ["full_attention"]}, "layer_types has 1 layers"),
+    ],
+)
+def test_what_our_encoders_lack_is_refused(name, changes, message):
+    with pytest.raises(UserError, match=message):
+        from_config({**ON_THE_HUB[name], **changes}, "config.json")
+
+
+def test_without_a_local_base_modernbert_has_the_global_one():
+    found = from_config({**ON_THE_HUB["modernbert_base"], "local_rope_theta": None}, "config.json")
+    assert "base=160000" in found.attention_window
+
+
+@pytest.mark.parametrize(("name", "head"), [("roberta", "lm_head"), ("modernbert", "head")])
+def test_an_encoder_without_its_head_is_refused(theirs, name, head):
+    made = theirs(name)
+    tensors = weights.read(str(made.folder))
+    heads = (f"{head}.", "decoder.")
+    bare = {name: each for name, each in tensors.items() if not name.startswith(heads)}
+    with pytest.raises(UserError, match=f"{head}.dense.* an encoder alone, as saved by"):
+        names.from_tensors(bare, made.config, made.written["model_type"], "here", made.pad)
+
+
+def test_without_a_padding_id_roberta_is_refused(theirs):
+    with pytest.raises(UserError, match="roberta needs a padding id"):
+        configs.to_config(theirs("roberta").config, 64, special=SpecialIds(pad=None))
+
+
 PRESETS = [
     name
     for name in MODEL_PRESETS
     if name.startswith(("gemma2_", "gemma3_", "qwen", "mistral_", "olmo2_", "t5gemma_"))
+    or name.startswith(("roberta", "modernbert"))
 ]
 
 
@@ -247,7 +397,10 @@ def test_presets_have_the_parameters_that_transformers_gives_them(name):
     made = transformers.AutoConfig.for_model(**written)
     with torch.device("meta"):
         model = getattr(transformers, written["architectures"][0])(made)
-    assert sum(each.numel() for each in model.parameters()) == parameter_total(config)
+    total, emb = parameter_total(config), config.emb_dim
+    if config.architecture == "encoder":  # whose head for the order of segments stays here
+        total += emb * (name.startswith("roberta")) - (emb * emb + 3 * emb + 2)
+    assert sum(each.numel() for each in model.parameters()) == total
 
 
 def others(value):

@@ -64,7 +64,7 @@ PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder
 UNRELATED = {
     *("attention_scale", "head_scaling", "mlp_activations", "norm", "num_kv_heads"),
     *("parametrisation", "softmax_dtype", "tied_logits", "attention_out_bias"),
-    *("attention_softcap", "logits_softcap", "query_key_norm_over"),
+    *("attention_softcap", "logits_softcap", "query_key_norm_over", "token_types", "head_bias"),
 }
 # Fields whose values are a kind and its numbers, as "rotary:base=500000,factor=8".
 KINDS_OF = ("mixer", "position", "attention_window")

@@ -66,15 +66,13 @@ def _read_3(fields: Fields) -> ModelConfig:
     both = fields.get("rope_parameters", {})
     of_global = {**fields.get("rope_scaling", {}), **both.get(layer_types.FULL, {})}
     of_local = both.get(layer_types.SLIDING, {})
-    base = of_local.get("rope_theta", fields.get("rope_local_base_freq", _LOCAL_BASE))
-    if of_local.get("rope_type", "default") != "default":
-        raise ValueError(f"rotary positions of kind {of_local['rope_type']} in local layers")
+    base = layer_types.local_base(of_local, fields.get("rope_local_base_freq", _LOCAL_BASE))
     return _read(
         fields,
         (None, None),
         query_key_norm=True,
         position=formats.rotary_of(of_global, fields, _GLOBAL_BASE),
-        attention_window=layer_types.read(fields, window, _types(fields, every), base=float(base)),
+        attention_window=layer_types.read(fields, window, _types(fields, every), base=base),
     )
 
 

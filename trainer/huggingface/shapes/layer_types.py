@@ -1,15 +1,16 @@
 """The field layer_types: which layers see a window."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.fields import Fields, unset
 from trainer.model.config import ModelConfig
 from trainer.model.slots import Choice
 from trainer.zoo.windows import GLOBAL, LOCAL, Sliding
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+_PLAIN = ("rope_type", "rope_theta")
 _LETTERS = {SLIDING: LOCAL, FULL: GLOBAL}
 
 
@@ -42,6 +43,18 @@ def _period(letters: str) -> str:
     return letters
 
 
+def local_base(rope: Mapping[str, Any], base: float) -> float:
+    """Returns the base in local layers' rope_parameters; `base` is the one of files without it.
+
+    Raises ValueError if they have more than a base.
+    """
+    if unknown := {name for name, value in rope.items() if not unset(value)} - {*_PLAIN}:
+        raise ValueError(f"rope_parameters of {SLIDING} have {min(unknown)}")
+    if rope.get("rope_type", "default") != "default":
+        raise ValueError(f"rotary positions of kind {rope['rope_type']} in local layers")
+    return float(rope.get("rope_theta", base))
+
+
 def window_of(config: ModelConfig) -> Sliding | None:
     """Returns the options of a model's windows, or None if it has none."""
     options = config.part("attention_window").options
@@ -49,8 +62,9 @@ def window_of(config: ModelConfig) -> Sliding | None:
 
 
 def written(config: ModelConfig, layers: int | None = None) -> list[str]:
-    """Returns the types of a stack's `layers`, or of the decoder's."""
-    window, count = window_of(config), layers or config.num_decoder_layers
+    """Returns the types of a stack's `layers`, or of the layers of a model with one stack."""
+    window = window_of(config)
+    count = layers or config.num_decoder_layers or config.num_encoder_layers
     letters = window.layers if window else GLOBAL
     names = {letter: name for name, letter in _LETTERS.items()}
     return [names[letter] for letter in (letters * count)[:count]]

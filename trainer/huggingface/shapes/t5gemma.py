@@ -121,6 +121,6 @@ def _tensors(config: ModelConfig) -> dict[str, str]:
 KINDS["t5gemma"] = Kind(
     *(_read, _write, _tensors, ("t5gemma",), "model."),
     inert=KINDS["gemma2"].inert | {"classifier_dropout_rate"},
-    logits="lm_head.out_proj",
+    kernel=("decoder/logits_dense/kernel", "lm_head.out_proj"),
     start="bos_token_id",
 )
