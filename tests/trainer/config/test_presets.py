@@ -274,7 +274,7 @@ def test_totals_with_other_positions(preset, position, difference):
 
 def test_every_preset_has_the_stacks_of_its_family():
     for name, config in MODEL_PRESETS.items():
-        decodes_alone = config.family not in ("t5_1_0", "t5_1_1", "bert", "bert_pre_ln")
+        decodes_alone = config.family not in ("t5_1_0", "t5_1_1", "t5gemma", "bert", "bert_pre_ln")
         assert (config.num_encoder_layers == 0) == decodes_alone, name
         assert (config.num_decoder_layers == 0) == config.family.startswith("bert")
     tiny = replace(model_preset("bert_tiny"), vocab_size=128, max_positions=64)

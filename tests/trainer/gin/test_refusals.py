@@ -46,7 +46,7 @@ BROKEN = {
         "Z_LOSS = -1.0",
         ["via Z_LOSS", "loss.z_loss is -1.0; it must be 0 or more"],
     ),
-    "no steps": ("TRAIN_STEPS = 0", ["via TRAIN_STEPS", "train_steps is 0", "1 or more"]),
+    "no steps": ("TRAIN_STEPS = 0", ["via TRAIN_STEPS", "train_steps is 0", "1 to 2**31 - 1"]),
     "no rows": ("BATCH_SIZE = -8", ["via BATCH_SIZE", "batch_size is -8"]),
     "a factor that is none": (
         "create_learning_rate_scheduler.factors = 'constnat'",

@@ -62,9 +62,10 @@ PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder
 
 # Fields of which attention, packing and scans know nothing.
 UNRELATED = {
-    *("attention_scale", "head_scaling", "mlp_activations", "norm", "num_kv_heads"),
-    *("parametrisation", "softmax_dtype", "tied_logits", "attention_out_bias"),
-    *("attention_softcap", "logits_softcap", "query_key_norm_over", "token_types", "head_bias"),
+    *("attention_bias", "attention_out_bias", "attention_scale", "attention_softcap"),
+    *("head_bias", "head_scaling", "logits_softcap", "mlp_activations", "mlp_bias", "norm"),
+    *("num_kv_heads", "parametrisation", "query_key_norm", "query_key_norm_over"),
+    *("softmax_dtype", "tied_logits", "token_types"),
 }
 # Fields whose values are a kind and its numbers, as "rotary:base=500000,factor=8".
 KINDS_OF = ("mixer", "position", "attention_window")
