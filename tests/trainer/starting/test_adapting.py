@@ -103,8 +103,6 @@ def test_an_adapted_model_trains_and_resumes(folder, text_cache, tmp_path):
     train(tmp_path / "parts", 4)
     whole, parts = (runs.metadata(tmp_path / name, 4)["checksums"] for name in ("whole", "parts"))
     assert whole == parts
-    losses = runs.losses(tmp_path / "whole")
-    assert losses["train", 4] < losses["train", 1]
 
 
 def test_what_cannot_be_adapted_is_refused(folder):
