@@ -64,7 +64,7 @@ def test_two_processes_equal_one(text_cache, together, tmp_path):
     assert found.keys() == expected.keys()
     assert ("validation", STEPS) in found
     assert_near(found, expected)
-    # Moments of large gradients are in the hundreds; how far rounding spreads depends on the corpus.
+    # Moments of large gradients are in the hundreds; how rounding spreads depends on the corpus.
     assert_close(state(alone, STEPS), state(together, STEPS), rtol=2e-3, atol=1e-3)
 
 
