@@ -23,6 +23,8 @@ from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 from tests.support.plain_records import read_rows
 
+pytestmark = pytest.mark.processes
+
 TASK = "x_lm"
 ROOT = "gs://bucket/cache"
 FOLDER = f"{ROOT}/{TASK}"

@@ -173,6 +173,7 @@ def damages(data):
         yield f"bit {bit}", bytes(flipped)
 
 
+@pytest.mark.processes
 def test_damage_to_any_file_is_noticed_or_harmless(model_dir, capfd):
     folder = model_dir / "checkpoint_3"
     checkpoints = Checkpoints(str(model_dir), writable=False)
