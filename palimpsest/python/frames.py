@@ -29,7 +29,7 @@ def example(sample: "Sample", ids: TokenIds) -> dict[str, str]:
 def frame(
     rows: Sequence[Mapping[str, Any]], index: Sequence[str] = (), columns: Sequence[str] = ()
 ) -> "DataFrame":
-    """Returns a data frame of rows, with these columns or those of the rows."""
+    """Returns a data frame of rows; without `columns`, the rows name them."""
     with extras.needed("a data frame", "pipeline"):
         from pandas import DataFrame
     made = DataFrame(rows, columns=[*columns] or None)

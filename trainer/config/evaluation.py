@@ -35,8 +35,8 @@ LOWER_IS_BETTER = {
 }
 _WATCHED = (
     f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, TASK/METRIC for one "
-    "task, with ema/ before them those of averages.ema_decay; min:METRIC or max:METRIC says which "
-    "direction is better if the metric does not"
+    "task, and ema/METRIC for the average of averages.ema_decay; min:METRIC or max:METRIC says "
+    "which direction is better if the metric does not"
 )
 # Value of evaluation.metrics that stands for the task's own metrics.
 TASK_METRICS = "task"

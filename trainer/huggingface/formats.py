@@ -187,16 +187,21 @@ def rotary_of(
     return str(Choice("rotary", parts.Rotary(**values)))
 
 
-def _from_llama(fields: Fields) -> ModelConfig:
+def from_llama_like(fields: Fields, epsilon: float = 1e-6, **pieces: Any) -> ModelConfig:
+    """Returns a Llama with other `pieces`; `epsilon` is transformers' default."""
     return from_decoder(
         fields,
         "llama",
-        norm=norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6)),
+        norm=norm_of("rms_norm", fields.get("rms_norm_eps", epsilon)),
         position=read_rotary(fields),
-        attention_bias=fields.get("attention_bias", False),
-        mlp_bias=fields.get("mlp_bias", False),
         tied_logits=fields.get("tie_word_embeddings", False),
+        **pieces,
     )
+
+
+def _from_llama(fields: Fields) -> ModelConfig:
+    biases = {name: fields.get(name, False) for name in ("attention_bias", "mlp_bias")}
+    return from_llama_like(fields, **biases)
 
 
 def _from_gemma(fields: Fields) -> ModelConfig:

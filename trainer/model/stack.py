@@ -33,7 +33,7 @@ class Memory(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What decides a layer's view: its number of heads, and its own mask and position, if any."""
+    """The facts that decide a layer's view: number of heads, and its own mask and position."""
 
     num_heads: int
     mask: AnyMask | None = None

@@ -1,1 +1,1 @@
-"""What a run does, and who hears of it: wall time, hangs and a command for events."""
+"""Observers of a run: its wall time, hangs, and a command for events."""

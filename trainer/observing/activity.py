@@ -1,4 +1,4 @@
-"""What a run does now, and its events.
+"""Activities and events of a run.
 
 Any code of a run says what it does with `doing`, and what happened with `tell`; outside of a run,
 both do nothing. Whoever wants to know reads the run's `Activity` or is one of its `listeners`.
@@ -47,7 +47,7 @@ class _Doing(NamedTuple):
 
 
 class Activity:
-    """What the thread that makes it does, in nested activities of which the innermost counts.
+    """The nested activities of the thread that makes it; the innermost one counts.
 
     Other threads may read it. `process` of `processes` is this process's index, `step` the number
     of updates made, `began` the Unix time of the beginning, and `moved` the monotonic time at which

@@ -1,4 +1,4 @@
-"""Where a run's wall time goes: `goodput.json`, with an entry for every process of the run.
+"""Accounts of a run's wall time: `goodput.json`, with an entry for every process of the run.
 
 Goodput is the share of updates that count in the wall time, as in MaxText and ML Goodput
 Measurement (https://github.com/AI-Hypercomputer/ml-goodput-measurement). What a process did after

@@ -16,14 +16,8 @@ def _read(fields: Fields) -> ModelConfig:
     window = fields.nullable("sliding_window", 4096)
     types = [layer_types.SLIDING] * fields["num_hidden_layers"]
     fields.require("layer_types", types if "layer_types" in fields else None)
-    return formats.from_decoder(
-        fields,
-        "llama",
-        norm=formats.norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6)),
-        position=formats.read_rotary(fields),
-        attention_window=layer_types.read(fields, window, types),
-        tied_logits=fields.get("tie_word_embeddings", False),
-    )
+    windows = layer_types.read(fields, window, types)
+    return formats.from_llama_like(fields, attention_window=windows)
 
 
 def _write(config: ModelConfig, positions: int) -> dict[str, Any]:

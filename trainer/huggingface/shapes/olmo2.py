@@ -13,16 +13,13 @@ from trainer.model.parts import JOINED
 
 
 def _read(fields: Fields) -> ModelConfig:
-    return formats.from_decoder(
+    return formats.from_llama_like(
         fields,
-        "llama",
-        norm=formats.norm_of("rms_norm", fields.get("rms_norm_eps", 1e-5)),
+        1e-5,
         norm_placement="branch",
         query_key_norm=True,
         query_key_norm_over=JOINED,
-        position=formats.read_rotary(fields),
         attention_bias=fields.get("attention_bias", False),
-        tied_logits=fields.get("tie_word_embeddings", False),
     )
 
 

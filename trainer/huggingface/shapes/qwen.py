@@ -24,15 +24,8 @@ def _read(fields: Fields, **pieces: Any) -> ModelConfig:
         layer_types.SLIDING if window is not None and number >= full else layer_types.FULL
         for number in range(fields["num_hidden_layers"])
     ]
-    return formats.from_decoder(
-        fields,
-        "llama",
-        norm=formats.norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6)),
-        position=formats.read_rotary(fields),
-        attention_window=layer_types.read(fields, window, types),
-        tied_logits=fields.get("tie_word_embeddings", False),
-        **pieces,
-    )
+    windows = layer_types.read(fields, window, types)
+    return formats.from_llama_like(fields, attention_window=windows, **pieces)
 
 
 def _read_2(fields: Fields) -> ModelConfig:
