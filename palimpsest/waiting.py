@@ -16,10 +16,11 @@ def waited(*processes: subprocess.Popen[Any]) -> int:
 
     When one fails, the others get SIGTERM. Ctrl-C reaches all of them by itself, and SIGTERM is
     passed on, unless this is called in a thread other than the main one, which gets no signals;
-    this process waits for their end.
+    this process waits for their end. A signal is never lost: when it finds all of them at their
+    end, the code is that of a process ended by it.
     """
     code, running = 0, list(processes)
-    with _passed_on(running):
+    with _passed_on(running) as got:
         while running:
             for process in [each for each in running if each.poll() is not None]:
                 running.remove(process)
@@ -31,25 +32,28 @@ def waited(*processes: subprocess.Popen[Any]) -> int:
                     for other in running:
                         other.terminate()
             time.sleep(_POLL_SECONDS if running else 0)
-    return code
+    return code or (128 + got[0] if got else 0)
 
 
 @contextlib.contextmanager
-def _passed_on(running: list[subprocess.Popen[Any]]) -> Iterator[None]:
+def _passed_on(running: list[subprocess.Popen[Any]]) -> Iterator[list[int]]:
+    """Gives a list to which the signals are added that this process gets."""
+    got: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield got
         return
 
-    def terminate(*_: object) -> None:
-        for process in running:
-            process.terminate()
+    def handle(number: int, _: object) -> None:
+        got.append(number)
+        if number == signal.SIGTERM:
+            for process in running:
+                process.terminate()
 
     before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
+        number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield
+        yield got
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

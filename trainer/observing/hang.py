@@ -18,27 +18,30 @@ _COMPILERS = ("/compiler.py", "/interpreters/partial_eval.py", "/interpreters/ml
 class Hang(contextlib.ExitStack):
     """A thread that prints a line when the run makes no progress for `limit` seconds; 0: never.
 
-    It prints another whenever the time has doubled. The first is followed by the stack of the run's
-    thread. It cannot look while compiled code of another thread holds Python's lock.
+    It prints another whenever the time has doubled. The first, and the first that names something
+    else to wait for, is followed by the stack of the run's thread and told as an event. It cannot look while compiled code of another thread holds Python's lock.
     """
 
     def __init__(self, activity: Activity, limit: float):
         super().__init__()
         self._activity, self._limit, self._next = activity, limit, limit
+        self._moved, self._said = activity.moved, ""
         if limit:
             look = min(_LOOK_SECONDS, limit / _LOOKS)
             self.enter_context(repeated(look, self._look, "hang"))
 
     def _look(self) -> None:
         activity, now = self._activity, time.monotonic()
-        still = now - activity.moved
-        if still < self._limit:
-            self._next = self._limit
-        if not self._limit <= self._next <= still:
+        moved = activity.moved
+        if moved != self._moved:
+            self._moved, self._next, self._said = moved, self._limit, ""
+        still = now - moved
+        if still < self._next:
             return
-        first, self._next = self._next == self._limit, 2 * still
         frame = sys._current_frames().get(activity.thread)
-        message = f"{_what(activity, frame)} for {clock(still)} after update {activity.step:,}"
+        what, self._next = _what(activity, frame), 2 * still
+        first, self._said = what != self._said, what
+        message = f"{what} for {clock(still)} after update {activity.step:,}"
         several = activity.processes > 1
         who = f"process {activity.process} of {activity.processes}: " if several else ""
         lines = [f"{who}no progress: {message}"]
