@@ -49,9 +49,7 @@ def _passed_on(running: list[subprocess.Popen[Any]]) -> Iterator[list[int]]:
             for process in running:
                 process.terminate()
 
-    before = {
-        number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield got
     finally:

@@ -18,8 +18,9 @@ _COMPILERS = ("/compiler.py", "/interpreters/partial_eval.py", "/interpreters/ml
 class Hang(contextlib.ExitStack):
     """A thread that prints a line when the run makes no progress for `limit` seconds; 0: never.
 
-    It prints another whenever the time has doubled. The first, and the first that names something
-    else to wait for, is followed by the stack of the run's thread and told as an event. It cannot look while compiled code of another thread holds Python's lock.
+    It prints another whenever the time has doubled. The first, and the first that names another
+    cause, is followed by the stack of the run's thread and told as an event. It cannot look while
+    compiled code of another thread holds Python's lock.
     """
 
     def __init__(self, activity: Activity, limit: float):
