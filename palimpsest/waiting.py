@@ -16,8 +16,8 @@ def waited(*processes: subprocess.Popen[Any]) -> int:
 
     When one fails, the others get SIGTERM. Ctrl-C reaches all of them by itself, and SIGTERM is
     passed on, unless this is called in a thread other than the main one, which gets no signals;
-    this process waits for their end. A signal is never lost: when it finds all of them at their
-    end, the code is that of a process ended by it.
+    this process waits for their end. If a signal arrives and all processes still return 0, the code
+    is 128 plus the signal's number, so that the caller does not go on.
     """
     code, running = 0, list(processes)
     with _passed_on(running) as got:
@@ -37,7 +37,7 @@ def waited(*processes: subprocess.Popen[Any]) -> int:
 
 @contextlib.contextmanager
 def _passed_on(running: list[subprocess.Popen[Any]]) -> Iterator[list[int]]:
-    """Gives a list to which the signals are added that this process gets."""
+    """Yields a list that grows by each signal that arrives; passes SIGTERM on."""
     got: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield got

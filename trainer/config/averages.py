@@ -33,7 +33,7 @@ def parts_of(split: str) -> list[str]:
 # Keywords of the field `average` of commands that read a checkpoint.
 OF_COMMANDS: dict[str, Any] = {
     "words": "use averaged parameters: ema, which --averages.ema_decay keeps, or last:K, the mean "
-    "of the K newest checkpoints up to the step; None: the checkpoint's own parameters",
+    "of the K newest checkpoints up to the step; by default the checkpoint's own parameters",
     "rule": Rule("ema or last:K, with K of 2 or more", lambda one: one == EMA or _several(one)),
 }
 
@@ -54,7 +54,7 @@ class AveragesConfig(Checked):
         None,
         "keep a float32 exponential moving average of the trained parameters with this decay per "
         "update, above 0 and below 1, corrected for its start; evaluations during the run report "
-        "it too; None: no average",
+        "it too; by default none is kept",
         rule=INSIDE_ONE,
     )
     ema_start_step: int = field(
