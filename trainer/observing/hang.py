@@ -18,9 +18,9 @@ _COMPILERS = ("/compiler.py", "/interpreters/partial_eval.py", "/interpreters/ml
 class Hang(contextlib.ExitStack):
     """A thread that prints a line when the run makes no progress for `limit` seconds; 0: never.
 
-    It prints another whenever the time has doubled. The first, and the first that names another
-    cause, is followed by the stack of the run's thread and told as an event. It cannot look while
-    compiled code of another thread holds Python's lock.
+    It prints another whenever the time has doubled. The first, and each that names another cause
+    than the one before, is followed by the stack of the run's thread and told as an event. It
+    cannot look while compiled code of another thread holds Python's lock.
     """
 
     def __init__(self, activity: Activity, limit: float):
@@ -49,9 +49,11 @@ class Hang(contextlib.ExitStack):
         if frame and first:
             lines += ["the Python stack, most recent call last:"]
             lines += "".join(traceback.format_stack(frame)).splitlines()
-        print("\n".join(lines), file=sys.stderr, flush=True)
         if first:
             activity.tell(HANG, message)
+        # Nobody may read standard error; the event and the next look do not depend on it.
+        with contextlib.suppress(OSError):
+            print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def _what(activity: Activity, frame: FrameType | None) -> str:

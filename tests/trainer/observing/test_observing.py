@@ -16,7 +16,7 @@ from tests.support.published import Published
 from tests.support.runs import TASK, curve, finish, state
 from tests.support.trees import assert_equal
 from trainer import loop
-from trainer.observing import activity, goodput
+from trainer.observing import activity, goodput, hang
 from trainer.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.processes  # whole runs
@@ -177,6 +177,33 @@ def test_a_slow_compilation_is_called_one(monkeypatch, tmp_path, text_cache):
     waiting.join()
     assert named
     assert "no progress: compiling (update 1) for 0:" in made.stderr
+
+
+class Unread:
+    """A standard error that nobody reads."""
+
+    def write(self, _):
+        raise BrokenPipeError
+
+    flush = write
+
+
+def test_each_cause_of_a_hang_is_told_once_though_nobody_reads_the_lines(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Unread())
+    causes = ["waiting for data", "waiting for data", "compiling", "compiling"]
+    looks = iter(causes)
+    over = threading.Event()
+
+    def what(*_):
+        return next(looks, None) or over.set() or causes[-1]
+
+    monkeypatch.setattr(hang, "_what", what)
+    run, told = activity.Activity(), []
+    run.listeners.append(told.append)
+    with hang.Hang(run, 0.01):
+        assert over.wait(30)
+    assert [each.name for each in told] == ["hang", "hang"]
+    assert [each.message.partition(" for 0:")[0] for each in told] == causes[1:3]
 
 
 @pytest.mark.slow
