@@ -1,9 +1,10 @@
 """Encoder-decoders made of decoders: their model, and the parameters that they start with.
 
-Both stacks begin as the decoder, and cross-attention as self-attention; the encoder loses its
-causal mask.
+Both stacks begin as the decoder, and cross-attention as self-attention, unless it is merged into
+self-attention; the encoder loses its causal mask.
 
-Source: T5Gemma (arXiv:2504.06225), section 3.1.
+Source: T5Gemma (arXiv:2504.06225), section 3.1; T5Gemma 2 (arXiv:2512.14856), section 2, for merged
+attention.
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ def parameters(decoder: Mapping[str, _Leaf], model: ModelConfig) -> dict[str, _L
         if "logits_dense" not in path:
             of_encoder = path.replace("decoder", "encoder")
             found[of_encoder.replace("self_attention", "attention")] = leaf
-        if "self_attention" in path:
+        if "self_attention" in path and not model.facts("cross_attention").merges:
             norm = path.replace("_self_attention_layer_norm", "_cross_attention_layer_norm")
             found[norm.replace("/self_attention/", "/encoder_decoder_attention/")] = leaf
     if model.shared_embedding:

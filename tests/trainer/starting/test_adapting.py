@@ -77,6 +77,18 @@ def test_both_stacks_start_as_the_decoder(folder, shared):
                 np.testing.assert_array_equal(found[twin], leaf)
 
 
+def test_merged_attention_needs_no_new_kernels(folder):
+    _, params, path = folder
+    flags = ["--model.shared_embedding=true", "--model.cross_attention=merged"]
+    start = init_from.start(run_of(path, *flags))
+    found = {name: np.asarray(leaf.whole()) for name, leaf in start.parameters.items()}
+    of_decoder = [name for name in found if name.startswith("decoder/")]
+    theirs = named(params)
+    assert {*of_decoder} == {name for name in theirs if "token_embedder" not in name}
+    for name in of_decoder:
+        np.testing.assert_array_equal(found[name], theirs[name])
+
+
 def test_an_adapted_gemma_2_is_a_t5gemma(folder):
     decoder, _, path = folder
     model = adapting.encoder_decoder(model_config(str(path)), "x")

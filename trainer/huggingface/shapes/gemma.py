@@ -58,7 +58,8 @@ def read_2(fields: Fields) -> ModelConfig:
     )
 
 
-def _read_3(fields: Fields) -> ModelConfig:
+def read_3(fields: Fields) -> ModelConfig:
+    """Returns a model of Gemma 3."""
     fields.require("attn_logit_softcapping", None)  # transformers ignores it
     window, every = fields.nullable("sliding_window", 4096), _EVERY_3
     every = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", every))
@@ -98,7 +99,8 @@ def write_2(config: ModelConfig, positions: int) -> dict[str, Any]:
     return _write(config, positions, "Gemma2ForCausalLM")
 
 
-def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
+def write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
+    """Returns the fields of a model of Gemma 3."""
     written, window = _write(config, positions, "Gemma3ForCausalLM"), layer_types.window_of(config)
     rotary = config.part("position").options
     if config.attention_softcap is not None:
@@ -114,4 +116,4 @@ def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["gemma2"] = Kind(read_2, write_2, names.decoder, ("gemma",), "model.", KINDS["gemma"].inert)
-KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=_read_3, write=_write_3)
+KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=read_3, write=write_3)
