@@ -71,6 +71,13 @@ YARN = {
     **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0},
     "original_max_position_embeddings": 16,
 }
+UNEQUAL = {
+    "encoder": T5GEMMA["encoder"]
+    | {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
+    | {"intermediate_size": 40, "head_dim": 10},
+    "decoder": T5GEMMA["decoder"],
+    "vocab_size": 384,
+}
 SHAPES = {
     "qwen2": ("Qwen2", DECODER),
     "qwen2, windows": (
@@ -93,6 +100,7 @@ SHAPES = {
     ),
     "t5gemma": ("T5Gemma", T5GEMMA | {"tie_word_embeddings": False}),
     "t5gemma, tied": ("T5Gemma", T5GEMMA),
+    "t5gemma, stacks of other sizes": ("T5Gemma", UNEQUAL),
     "t5gemma2": ("T5Gemma2", T5GEMMA2),
     "t5gemma2, untied": ("T5Gemma2", T5GEMMA2 | {"tie_word_embeddings": False}),
 }

@@ -11,7 +11,8 @@ from trainer.huggingface import names
 from trainer.huggingface.fields import Fields, unset
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.shapes import gemma, layer_types
-from trainer.model.config import ModelConfig
+from trainer.model.config import ModelConfig, encoder_sizes
+from trainer.model.config_checks import SIZES
 from trainer.zoo.windows import Sliding
 
 _STACKS = ("encoder", "decoder")
@@ -41,17 +42,17 @@ def read_stacks(
     differ = [
         name
         for name in (*_SAME, "attention_window")
-        if name not in ("num_decoder_layers", "logits_softcap")
-        and getattr(encoder, name) != getattr(decoder, name)
+        if name != "logits_softcap" and getattr(encoder, name) != getattr(decoder, name)
     ]
     if differ:
         raise ValueError(
-            f"encoder and decoder differ in {', '.join(differ)}: our stacks have the same sizes"
+            f"encoder and decoder differ in {', '.join(differ)}: our stacks differ in sizes alone"
         )
     fields.require("vocab_size", decoder.vocab_size)
     model = ModelConfig(
         family="t5gemma",
-        **{name: getattr(decoder, name) for name in _SAME},
+        **{name: getattr(decoder, name) for name in (*_SAME, *SIZES, "num_decoder_layers")},
+        encoder_sizes=encoder_sizes(encoder, decoder),
         num_encoder_layers=encoder.num_decoder_layers,
         dropout_rate=fields.get("dropout_rate", 0.0),
         tied_logits=fields.get("tie_word_embeddings", True),
@@ -70,21 +71,21 @@ def _read(fields: Fields) -> ModelConfig:
 
 # What a decoder of Gemma says of both stacks.
 _SAME = (
-    *("vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"),
-    *("num_decoder_layers", "mlp_activations", "norm", "position", "attention_bias"),
+    *("vocab_size", "mlp_activations", "norm", "position", "attention_bias"),
     *("attention_scale", "attention_softcap", "logits_softcap", "query_key_norm"),
 )
 
 
 def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
-    written = gemma.write_2(config, positions)
-    del written["architectures"]
+    models = config.of_encoder, replace(config, encoder_sizes=())
+    sides = [gemma.write_2(model, positions) for model in models]
+    for side in sides:
+        del side["architectures"]
     window = layer_types.window_of(config)
     if config.family != "t5gemma" or config.shared_embedding:
         raise KeyError(config.family)
     if window and window.reach != window.window:
         raise KeyError("attention_window")  # an encoder of T5Gemma sees as many on either side
-    side = {**written, "vocab_size": config.vocab_size, "bos_token_id": 0}
     counts = config.num_encoder_layers, config.num_decoder_layers
     return {
         "architectures": ["T5GemmaForConditionalGeneration"],
@@ -95,11 +96,12 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
         **{
             stack: {
                 **side,
+                **{"vocab_size": config.vocab_size, "bos_token_id": 0},
                 "num_hidden_layers": count,
                 "layer_types": layer_types.written(config, count),
                 "is_decoder": stack == "decoder",
             }
-            for stack, count in zip(_STACKS, counts, strict=True)
+            for stack, side, count in zip(_STACKS, sides, counts, strict=True)
         },
     }
 
