@@ -99,7 +99,14 @@ SHAPES = {
         | {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.7, "truncate": False}},
     ),
     "t5gemma": ("T5Gemma", T5GEMMA | {"tie_word_embeddings": False}),
-    "t5gemma, tied": ("T5Gemma", T5GEMMA),
+    "t5gemma, tied, no windows": (
+        "T5Gemma",
+        T5GEMMA
+        | {
+            stack: T5GEMMA[stack] | {"layer_types": ["full_attention"] * layers}
+            for stack, layers in (("encoder", 2), ("decoder", 3))
+        },
+    ),
     "t5gemma, stacks of other sizes": ("T5Gemma", UNEQUAL),
     "t5gemma2": ("T5Gemma2", T5GEMMA2),
     "t5gemma2, untied": ("T5Gemma2", T5GEMMA2 | {"tie_word_embeddings": False}),
