@@ -14,7 +14,6 @@ from trainer.engine import processes
 from trainer.engine.compiled_programs import check_options
 from trainer.engine.in_flight import InFlight
 from trainer.engine.program import Program
-from trainer.engine.sharding import put_batch
 from trainer.engine.step import TrainState
 from trainer.engine.stopping import Stop
 from trainer.evaluating.evaluation import Evaluation
@@ -109,7 +108,7 @@ def _train(
                 rows = stop.agreed(lambda: next(batches, None))
                 if rows is None:
                     break
-                batch = put_batch(rows, program.mesh, config.batch_size)
+                batch = program.put(rows, config.batch_size)
                 reports.before(step + 1, state, batch)
                 state = program.train_step(state, batch)
             step += 1

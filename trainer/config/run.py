@@ -33,6 +33,7 @@ from trainer.config.data import (
     OldVocabularyConfig,
     VocabularyConfig,
 )
+from trainer.config.distillation import DistillationConfig
 from trainer.config.evaluation import (
     CheckpointConfig,
     EvaluationConfig,
@@ -272,6 +273,12 @@ class Config:
         choices=("self_attention", "new"),
         read_if=_ADAPTS,
     )
+    teacher: str | None = field(
+        None,
+        "model with the run's vocabulary whose probabilities the run's model learns: hf:DIR, or a "
+        "run or checkpoint of this trainer; a decoder also teaches an encoder-decoder",
+        read_if=_OURS,
+    )
     branch_from: str | None = field(
         None,
         "start a new run from the whole state of another run's checkpoint, RUN@STEP, with its "
@@ -355,6 +362,7 @@ class Config:
     averages: AveragesConfig = field(AveragesConfig, "An average of the parameters")
     lora: LoraConfig = field(LoraConfig, "LoRA: low-rank additions, trained instead of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
+    distillation: DistillationConfig = field(DistillationConfig, "Learning from a teacher")
     checkpoint: CheckpointConfig = field(
         CheckpointConfig, "Saving and keeping checkpoints", changes="nothing"
     )

@@ -200,7 +200,7 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
         step=jnp.asarray(opened.step, jnp.int32),
         params=params,
         opt_state=init_from.placed(kept, jax.jit(optimizer.init)(params)),
-        metrics=zero_metrics(build_model(spec)),
+        metrics=zero_metrics(build_model(spec), config),
     )
     checkpoints = Checkpoints(folder)
     checkpoints.save(opened.step, state, run)

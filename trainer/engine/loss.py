@@ -212,6 +212,12 @@ def loss_and_metrics(
     return loss, jax.lax.stop_gradient(metrics)
 
 
+def token_weights(batch: Batch, side: str, config: LossConfig) -> tuple[jax.Array, jax.Array]:
+    """Returns the weights [B, L] of the tokens of a side in the loss, and in metrics."""
+    counted_BL = batch[f"{side}_loss_weights"].astype(jnp.float32)
+    return _normalise(counted_BL, config, batch.get(f"{side}_segment_ids"))[0], counted_BL
+
+
 def _normalise(
     weights_BL: jax.Array, config: LossConfig, segment_ids_BL: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | float]:

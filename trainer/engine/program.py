@@ -1,6 +1,6 @@
 """The compiled program of a run: mesh, state and steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from trainer.data.interface import Run
 from trainer.engine import compiled_programs, sharding, step
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
-from trainer.engine.step import Parts, Shares, TrainState
+from trainer.engine.step import Batch, Parts, Shares, TrainState
 from trainer.engine.trainable import Tuning
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
@@ -52,7 +52,9 @@ class Program:
         self.host_part = sharding.host_part(self.mesh)
         self.spec = model_spec(config.model)
         self.rules = config.mesh.rules
-        self._seed = config.seed
+        self._seed, self._config = config.seed, config
+        # Adds features that are computed on the devices to a batch there.
+        self.add_features: Callable[[Batch], Batch] = lambda batch: batch
         self.tuning = Tuning(config, self.spec)
         self._optimizer = self.tuning.optimizer()
         self._model = build_model(self.spec)
@@ -83,8 +85,12 @@ class Program:
         self.norms = Norms(parts, self.tuning.axes, self._shapes.params)
         # Replicated on all devices of all processes, like the step's metrics.
         self._zero_metrics = jax.jit(
-            lambda: step.zero_metrics(self._model), out_shardings=self.shardings.metrics
+            lambda: step.zero_metrics(self._model, config), out_shardings=self.shardings.metrics
         )
+
+    def put(self, rows: Batch, batch_size: int | None = None) -> Batch:
+        """Returns a batch on the devices; see `sharding.put_batch`."""
+        return self.add_features(sharding.put_batch(rows, self.mesh, batch_size))
 
     def initial_state(self) -> TrainState:
         """Returns the state at step 0, which depends on the configuration but not the mesh."""
@@ -147,7 +153,7 @@ class Program:
             step=updates,
             params=params,
             opt_state=self._optimizer.init(params),
-            metrics=step.zero_metrics(self._model),
+            metrics=step.zero_metrics(self._model, self._config),
         )
 
 

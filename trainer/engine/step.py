@@ -15,6 +15,7 @@ from tasks.terminal.command_line import UserError
 from trainer.config import Config
 from trainer.data.features import FILLING, token_places
 from trainer.engine.compiled_programs import options
+from trainer.engine.distilling import training_loss
 from trainer.engine.guard import Guard, checked, new_guard
 from trainer.engine.loss import Scale, model_loss, sequence_accuracy
 from trainer.engine.metrics import Metrics
@@ -40,14 +41,14 @@ class TrainState:
     guard: Guard = flax.struct.field(default_factory=new_guard)
 
 
-def zero_metrics(model: Transformer | Encoder) -> Metrics:
+def zero_metrics(model: Transformer | Encoder, config: Config) -> Metrics:
     """Returns a training step's metrics, all zero.
 
     They are the loss's metrics, `gradient_norm`, and `inputs_full` and `targets_full`, the
     fractions of positions that are not padding.
     """
     has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
-    names = [*model_loss(model).metrics, "gradient_norm"]
+    names = [*training_loss(model, config).metrics, "gradient_norm"]
     names += ["inputs_full"] * has_encoder + ["targets_full"] * isinstance(model, Transformer)
     return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
 
@@ -165,7 +166,7 @@ def make_gradients(
     Source: google-research/t5x, `trainer.accumulate_grads_microbatched`, for separately normalized
     parts.
     """
-    loss, count = model_loss(model), config.microbatches
+    loss, count = training_loss(model, config), config.microbatches
     apart = config.loss.normalize_over == "microbatch"
     partial_of = None if tuning is None or tuning.all_learn else tuning
 

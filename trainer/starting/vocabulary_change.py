@@ -72,13 +72,13 @@ def rows_for(
         return None, bool(checkpoint and checkpoint.run and checkpoint.run.get(_RECORDED))
     if given.id_map:
         return _by_map(given.id_map, own, old_rows, new_rows), True
-    known = _known(config, checkpoint, own)
-    if known == own and old_rows == new_rows:
+    found_ids = known(config, checkpoint, own)
+    if found_ids == own and old_rows == new_rows:
         return None, True
-    if not isinstance(known, TokenIds):
-        return None, known is not None
+    if not isinstance(found_ids, TokenIds):
+        return None, found_ids is not None
     try:
-        found = vocabulary_rows.by_piece(known, own, old_rows, new_rows)
+        found = vocabulary_rows.by_piece(found_ids, own, old_rows, new_rows)
     except UserError as error:
         raise UserError(
             f"{flag}: {error}; use --init_from_vocabulary.path to name the "
@@ -95,12 +95,12 @@ def has_other_rows(config: Config, own: TokenIds | None) -> bool:
     if given.id_map or given.path:
         return True
     checkpoint = None if source.startswith(from_transformers.PREFIX) else load(source)
-    known = _known(config, checkpoint, own)
-    if not isinstance(known, TokenIds) or known == own:
+    ids = known(config, checkpoint, own)
+    if not isinstance(ids, TokenIds) or ids == own:
         return False
-    most = max(known.size, own.size)
+    most = max(ids.size, own.size)
     try:
-        return not vocabulary_rows.by_piece(known, own, most, most).begins_equal
+        return not vocabulary_rows.by_piece(ids, own, most, most).begins_equal
     except UserError:  # reported when the rows are made
         return False
 
@@ -119,7 +119,7 @@ def _by_map(path: str, own: TokenIds, old_rows: int, new_rows: int) -> Rows:
         raise UserError(f"--init_from_vocabulary.id_map={path}: {error}") from error
 
 
-def _known(
+def known(
     config: Config, checkpoint: Checkpoint | None, own: TokenIds
 ) -> TokenIds | Literal["same"] | None:
     """Returns the vocabulary with which the parameters of `config.init_from` were trained.

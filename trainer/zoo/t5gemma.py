@@ -44,9 +44,8 @@ def _of_gemma2() -> Iterator[tuple[str, ModelConfig]]:
     made = dict(_of_equal_stacks())
     yield from made.items()
     name, encoder, decoder = _UNEQUAL
-    changes = {"num_encoder_layers": made[encoder].num_encoder_layers}
-    sizes = encoder_sizes(made[encoder], made[decoder])
-    yield name, replace(made[decoder], encoder_sizes=sizes, **changes)
+    sizes, layers = encoder_sizes(made[encoder], made[decoder]), made[encoder].num_encoder_layers
+    yield name, replace(made[decoder], encoder_sizes=sizes, num_encoder_layers=layers)
 
 
 def _of_equal_stacks() -> Iterator[tuple[str, ModelConfig]]:

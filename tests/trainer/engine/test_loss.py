@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import LossConfig
+from trainer.config import Config, LossConfig
 from trainer.config.presets import model_preset
 from trainer.engine.loss import (
     decoder_loss,
@@ -309,4 +309,6 @@ def test_only_models_with_experts_report_dropped_tokens(routed):
     name = "tiny_switch_primer" if routed else "tiny_primer_ez"
     model = build_model(model_spec(model_preset(name)))
     assert (model_loss(model).of_batch is routed_loss) == routed
-    assert ("dropped_tokens" in zero_metrics(model)) == routed
+    assert (
+        "dropped_tokens" in zero_metrics(model, Config(preset="", model=model_preset(name)))
+    ) == routed
