@@ -60,18 +60,30 @@ def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
     return nn.remat(run, policy=_REMAT_POLICIES[remat], prevent_cse=not scanned)
 
 
-def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
-    """Applies `run` to the states `length` times; each run has its own parameters and dropout."""
-    return nn.transforms.lift_transform(_lifted_scan, run, length)(layer, states)
+def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int, period: int = 1) -> Any:
+    """Applies `run(layer, states, place)` to the states `length` times.
+
+    Each time has its own parameters and dropout, and the next place of a `period`, which a turn of
+    the scan goes through once.
+    """
+    return nn.transforms.lift_transform(_lifted_scan, run, length, period)(layer, states)
 
 
-def _lifted_scan(run: _RunLayer, length: int) -> Callable[..., Any]:
+def _lifted_scan(run: _RunLayer, length: int, period: int) -> Callable[..., Any]:
     """Returns a function of a scope, as `flax.core.lift.scan` does, that runs `scanned.scan`."""
 
     def scan_all(scope_of: Any, repacked: Any, variables: Any, keys: Any, states: Any) -> Any:
-        def one(states: Any, own: Any) -> tuple[Any, Any]:
+        def one(states: Any, own: Any, place: int = 0) -> tuple[Any, Any]:
             scope = scope_of(*own)
-            return run(scope, states)[0], repacked(scope)
+            return run(scope, states, place)[0], repacked(scope)
+
+        def several(states: Any, own: Any, count: int = period) -> tuple[Any, Any]:
+            left = []
+            for place in range(count):
+                own_of_one = jax.tree.map(lambda x, at=place: x[at], own)
+                states, each = one(states, own_of_one, place)
+                left.append(each)
+            return states, jax.tree.map(lambda *each: jnp.stack(each), *left)
 
         front = jax.tree.map(_layers_first, variables)
         keys = lift.tree_map_rngs(lambda key: jax.random.split(key, length), keys)
@@ -79,7 +91,17 @@ def _lifted_scan(run: _RunLayer, length: int) -> Callable[..., Any]:
         # Flax counts in a layer's keys how often it was traced. `nn.scan`, which trained older
         # checkpoints, traces it twice.
         jax.eval_shape(lambda *inputs: one(*inputs), states, jax.tree.map(lambda x: x[0], own))
-        return scanned.scan(one, states, own, length)
+        if period == 1:
+            return scanned.scan(one, states, own, length)
+        turns, rest = divmod(length, period)
+        whole = jax.tree.map(lambda x: x[: length - rest].reshape(turns, period, *x.shape[1:]), own)
+        states, left = scanned.scan(several, states, whole, turns)
+        left = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), left)
+        if rest:
+            last = jax.tree.map(lambda x: x[length - rest :], own)
+            states, more = several(states, last, rest)
+            left = jax.tree.map(lambda *both: jnp.concatenate(both), left, more)
+        return states, left
 
     return lift.pack(scan_all, ("params",), (ROUTING,), ("dropout",), name="scan")
 

@@ -6,6 +6,8 @@ Dimensions: B batch, L query length, S key length, D model, H heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -45,6 +47,13 @@ def sight(layer: LayerSpec) -> Sight:
     return Sight(layer.mixer.num_heads or 1, layer.mask, layer.position)
 
 
+def _period(sights: list[Sight]) -> list[Sight]:
+    """Returns the shortest list that gives all of them if it is repeated."""
+    sizes = range(1, len(sights))
+    repeats = (n for n in sizes if sights == (sights[:n] * len(sights))[: len(sights)])
+    return sights[: next(repeats, len(sights))]
+
+
 class Stack(nn.Module):
     """Maps tokens to a `Memory`, or to logits if the spec has a logits slot."""
 
@@ -82,10 +91,12 @@ class Stack(nn.Module):
             if part.source is not None
         }
 
-        def run(layer: Layer, flow: Flow, source: Any = None) -> tuple[Flow, Any]:
+        def run(
+            layer: Layer, flow: Flow, source: Any = None, at: Sight | None = None
+        ) -> tuple[Flow, Any]:
             if source is None and memory is not None:
                 source = memory.states_BSD
-            view = views[sight(layer.spec)]
+            view = views[at or sight(layer.spec)]
             around = Surroundings(source, view, cross_view, sources)
             flow, left = layer(flow, around, deterministic)
             return flow._replace(x_BLD=rows_divided(flow.x_BLD)), left
@@ -171,12 +182,18 @@ class Stack(nn.Module):
     def _run_layers(self, run: Any, flow: Flow, memory: Memory | None) -> tuple[Flow, list[Any]]:
         spec, shared = self.spec, self.shared
         position = spec.position if spec.position.per_layer else None
-        run = rematerialised(run, shared.remat, shared.scan_layers)
         if shared.scan_layers:
-            if len(set(spec.layers)) > 1:
+            period = _period([*map(sight, spec.layers)])
+            runs = [rematerialised(partial(run, at=at), shared.remat, True) for at in period]
+            if len({replace(each, mask=None, position=None) for each in spec.layers}) > 1:
                 raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
             layer = Layer(spec.layers[0], shared, self.role, position, name=self.role)
-            return scan(run, layer, flow, len(spec.layers)), []
+
+            def run_at(layer: Layer, flow: Flow, place: int) -> tuple[Flow, Any]:
+                return runs[place](layer, flow)
+
+            return scan(run_at, layer, flow, len(spec.layers), len(period)), []
+        run = rematerialised(run, shared.remat, False)
         left = []
         for index, layer_spec in enumerate(spec.layers):
             name = f"layers_{index}"

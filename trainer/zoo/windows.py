@@ -61,9 +61,6 @@ def _check(config: Any, options: Sliding) -> None:
     fits = config.num_encoder_layers > 0 or (options.reach, options.ahead) == (None, None)
     rule = "without reach and ahead where no stack is bidirectional"
     require_of(config, fits, "attention_window", rule)
-    fits = not config.scan_layers or {*options.layers} == {LOCAL}
-    rule = "one of local layers alone with scan_layers, because a scan runs equal layers"
-    require_of(config, fits, "attention_window", rule)
 
 
 def slide(config: Any, options: Sliding, stack: Any) -> Any:

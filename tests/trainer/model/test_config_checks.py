@@ -36,11 +36,6 @@ REFUSED = [
     ("llama", {"attention_window": "sliding:layers=gg"}, "attention_window is .*letters l and g"),
     ("llama", {"attention_window": "sliding:reach=3"}, "attention_window is .*without reach"),
     ("lm", {"attention_window": "sliding:base=50"}, "attention_window is .*without base"),
-    (
-        "llama",
-        {"attention_window": "sliding:layers=lg", "scan_layers": True},
-        "attention_window .*alone",
-    ),
     ("llama", {"query_key_norm_over": "joined"}, "query_key_norm_over is .*head"),
     ("bert", {"logits_softcap": 1.0}, "logits_softcap is .*unset"),
     ("bert", {"token_types": -1}, "token_types is -1; it must be 0 or more"),

@@ -137,11 +137,16 @@ def test_gradients_that_nobody_reads_cost_nothing():
         assert ours.as_text().count(" dot(") == jaxs.as_text().count(" dot(")
 
 
-def library_scan(run, layer, states, length):
+def library_scan(run, layer, states, length, period):
     """Scans as `flax.linen.scan` does, which runs `jax.lax.scan`."""
     axes = {"params": layers.LAYERS_AXIS, ROUTING: 0}
     splits = {"params": True, "dropout": True}
-    run_all = nn.scan(run, variable_axes=axes, split_rngs=splits, length=length)
+    assert period == 1
+
+    def first(layer, states):
+        return run(layer, states, 0)
+
+    run_all = nn.scan(first, variable_axes=axes, split_rngs=splits, length=length)
     return run_all(layer, states)[0]
 
 

@@ -1,12 +1,19 @@
 """Windows of layers: which keys each layer sees, written out pair by pair."""
 
+from dataclasses import replace
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.parameters import slow_unless
+from tests.trainer.huggingface.conftest import random_batch, random_params
 from tests.trainer.model.conftest import tiny_config
+from trainer.model.layers import stack_layers, unstack_layers
 from trainer.model.masks import Mask, Rows, seen_from
 from trainer.model.spec import model_spec
+from trainer.model.transformer import build_model, run_model
 
 SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 0]])
 PREFIX = np.array([[1, 1, 1, 0, 1, 0, 0, 0, 0, 0]])
@@ -61,3 +68,35 @@ def test_local_layers_of_both_stacks(options, encoder, decoder):
     assert [layer.mask.causal for layer in spec.decoder.layers if layer.mask] == [True] * (
         len(decoder) - decoder.count(None)
     )
+
+
+SCANNED = {
+    "t5_1_1": {"num_encoder_layers": 3, "num_decoder_layers": 2},
+    "gemma": {"num_decoder_layers": 7, "position": "rotary", "remat": "full"},
+    "lm": {"num_decoder_layers": 5, "num_experts": 2, "switch_every": 1},
+}
+
+
+@pytest.mark.parametrize("family", slow_unless({"t5_1_1"}, SCANNED))
+def test_a_scan_runs_local_and_global_layers_in_turn(family):
+    base = ",base=50" if family == "gemma" else ""
+    window = f"sliding:window=3,layers={'lg' if family == 't5_1_1' else 'llg'}{base}"
+    sizes = {"attention_window": window, "vocab_size": 384, "head_dim": 4}
+    config = tiny_config(family, **{"num_encoder_layers": 0, **sizes, **SCANNED[family]})
+    params, batch = random_params(config), random_batch(config, 2, 20)
+    weights = np.random.default_rng(0).normal(size=384).astype(np.float32)
+
+    def total(params, config):
+        output = run_model(build_model(model_spec(config)), params, batch)
+        logits_BLV, *routing = output if config.num_experts else (output,)
+        return jnp.sum(logits_BLV * weights) + sum(each.auxiliary for each in routing)
+
+    plain = replace(config, scan_layers=False, remat="none")
+    expected = jax.jit(jax.value_and_grad(lambda params: total(params, plain)))(params)
+    config = replace(config, scan_layers=True)
+    found = jax.jit(jax.value_and_grad(lambda params: total(params, config)))(stack_layers(params))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-4)
+    for one, two in zip(
+        *(jax.tree.leaves(each) for each in (unstack_layers(found[1]), expected[1])), strict=True
+    ):
+        np.testing.assert_allclose(one, two, atol=1e-4 * np.abs(two).max())
