@@ -355,13 +355,20 @@ def written_rotary(config: ModelConfig) -> dict[str, Any]:
     return rope | {theirs: value for theirs, value in values.items() if value is not None}
 
 
+def for_both_majors(rope: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of rotary positions that transformers 5 reads, and those that 4 reads."""
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    older = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
+    return {"rope_parameters": rope, "rope_theta": rope["rope_theta"], **older}
+
+
 def to_rotary_decoder(config: ModelConfig, positions: int, architecture: str) -> dict[str, Any]:
     """Returns the fields that Llama shares with decoders that are like it."""
     return {
         "architectures": [architecture],
         **_to_decoder(config, positions),
         "max_position_embeddings": positions,
-        "rope_parameters": written_rotary(config),
+        **for_both_majors(written_rotary(config)),
         "attention_bias": bool(config.value("attention_bias")),
     }
 

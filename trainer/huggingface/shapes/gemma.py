@@ -114,7 +114,7 @@ def write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
         layer_types.FULL: written["rope_parameters"],
         layer_types.SLIDING: {"rope_type": "default", "rope_theta": base},
     }
-    return {**written, "rope_parameters": bases}
+    return {**written, "rope_parameters": bases, "rope_local_base_freq": base}
 
 
 KINDS["gemma2"] = Kind(read_2, write_2, names.decoder, ("gemma",), "model.", KINDS["gemma"].inert)

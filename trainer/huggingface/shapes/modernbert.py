@@ -85,11 +85,23 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
         "classifier_bias": config.head_bias,
         "local_attention": window.window if window else _WINDOW,
         "layer_types": layer_types.written(config),
+        # transformers 4 reads these instead of the next two.
+        **_every(layer_types.written(config)),
+        "global_rope_theta": rope["rope_theta"],
+        "local_rope_theta": local,
         "rope_parameters": {
             layer_types.FULL: rope,
             layer_types.SLIDING: {"rope_type": "default", "rope_theta": local},
         },
     }
+
+
+def _every(types: list[str]) -> dict[str, int]:
+    """Returns how many layers apart global ones are; {} if transformers 4 has no such model."""
+    for every in range(1, len(types) + 1):
+        if all((kind == layer_types.FULL) == (at % every == 0) for at, kind in enumerate(types)):
+            return {"global_attn_every_n_layers": every}
+    return {}
 
 
 def _tensors(config: ModelConfig) -> dict[str, str]:

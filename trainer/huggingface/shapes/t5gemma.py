@@ -97,6 +97,8 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
             stack: {
                 **side,
                 **{"vocab_size": config.vocab_size, "bos_token_id": 0},
+                # transformers 4 reads it here.
+                "tie_word_embeddings": config.value("tied_logits"),
                 "num_hidden_layers": count,
                 "layer_types": layer_types.written(config, count),
                 "is_decoder": stack == "decoder",
