@@ -1,7 +1,8 @@
 """Position schemes: how a stack encodes token order.
 
 Dimensions: B batch (1 if all rows are alike), L query length, S key length, D model, H heads,
-K head size, N = L + S - 1 distances, R relative buckets, P places, C channel pairs.
+K head size, G blocks of positions, N = L + S - 1 distances, R relative buckets, P places, C
+channel pairs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Positions(NamedTuple):
       relative: `bias_HLS` as a table, for kernels that do not need [H, L, S].
       angle_BLC: float32, rotates queries, and keys unless `source_angle_BSC` is set.
       source_angle_BSC: float32, rotates cross-attention's keys.
+      block_bias_HGG: float32, added to the logits of keys that stand for blocks of positions.
     """
 
     embedding_BLD: Array | None = None
@@ -45,6 +47,7 @@ class Positions(NamedTuple):
     angle_BLC: Array | None = None
     source_angle_BSC: Array | None = None
     bias_BHLS: Array | None = None
+    block_bias_HGG: Array | None = None
 
 
 # Positions of queries within packed examples, int [B, L]; None if they count along the row.

@@ -1,7 +1,8 @@
 """Layers that see only a window of their row, alternating with layers that see all of it. No JAX.
 
 Source: Mistral 7B (arXiv:2310.06825), section 2; Gemma 2 (arXiv:2408.00118), section 2; Gemma 3
-(arXiv:2503.19786), section 2, for rotary positions of local layers with a base of their own.
+(arXiv:2503.19786), section 2, for rotary positions of local layers with a base of their own; LongT5
+(arXiv:2112.07916), section 3.1.1, for windows in the encoder alone.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.terminal.fields import Rule, above, at_least, field
+from trainer.model.capabilities import ENCODER_DECODER
 from trainer.model.parts import register
-from trainer.model.slots import Part, require_of
+from trainer.model.slots import Part, reject_changed, require_of
 
 LOCAL, GLOBAL = "l", "g"
 
@@ -47,6 +49,13 @@ class Sliding:
         "how far a query of a bidirectional stack sees on either side, in tokens; None: window / 2",
         rule=at_least(0),
     )
+    decoder: bool = field(
+        True, "a decoder beside an encoder has local layers, too; false: it sees all, as in LongT5"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.decoder:
+            reject_changed(self, "with decoder=false, where window says the same", "reach")
 
 
 def _check(config: Any, options: Sliding) -> None:
@@ -54,6 +63,8 @@ def _check(config: Any, options: Sliding) -> None:
     require_of(config, fits, "attention_window", "without base where positions are not rotary")
     fits = options.reach is None or config.num_encoder_layers > 0
     require_of(config, fits, "attention_window", "without reach where no stack is bidirectional")
+    fits = options.decoder or config.architecture == ENCODER_DECODER
+    require_of(config, fits, "attention_window", "without decoder=false in a model with one stack")
     fits = not config.scan_layers or {*options.layers} == {LOCAL}
     rule = "one of local layers alone with scan_layers, because a scan runs equal layers"
     require_of(config, fits, "attention_window", rule)
@@ -61,6 +72,8 @@ def _check(config: Any, options: Sliding) -> None:
 
 def slide(config: Any, options: Sliding, stack: Any) -> Any:
     """Returns a stack whose local layers see a window."""
+    if stack.mask.causal and not options.decoder:
+        return stack
     window = options.window
     if not stack.mask.causal:
         window = 1 + (options.window // 2 if options.reach is None else options.reach)

@@ -44,6 +44,12 @@ T5GEMMA = {
     }
     for stack, layers in (("encoder", 2), ("decoder", 3))
 } | {"vocab_size": 384}
+T5 = SIZES | {
+    **{"d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 2},
+    **{"num_heads": 4, "dropout_rate": 0.0, "initializer_factor": 0.5, "decoder_start_token_id": 0},
+    **{"relative_attention_num_buckets": 16, "relative_attention_max_distance": 30},
+}
+LONGT5 = T5 | {"local_radius": 6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 SHAPES = {
     "qwen2": ("Qwen2", DECODER),
     "qwen2, windows": (
@@ -70,9 +76,15 @@ SHAPES = {
     ),
     "t5gemma": ("T5Gemma", T5GEMMA | {"tie_word_embeddings": False}),
     "t5gemma, tied": ("T5Gemma", T5GEMMA),
+    "longt5": ("LongT5", LONGT5),
+    "longt5, scaled": ("LongT5", LONGT5 | {"tie_word_embeddings": True, "local_radius": 0}),
+    "longt5, blocks": (
+        "LongT5",
+        LONGT5 | {"encoder_attention_type": "transient-global", "global_block_size": 4},
+    ),
 }
 # These have the parts of the others.
-FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma")
+FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma", "longt5, blocks")
 DECODERS = [*SHAPES]
 ENCODER = {name: each for name, each in DECODER.items() if name != "num_key_value_heads"}
 ROBERTA = ENCODER | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
@@ -99,6 +111,7 @@ SHAPES |= {
 ARCHITECTURES = {
     "Gemma3Text": "Gemma3ForCausalLM",
     "T5Gemma": "T5GemmaForConditionalGeneration",
+    "LongT5": "LongT5ForConditionalGeneration",
     "Roberta": "RobertaForMaskedLM",
     "ModernBert": "ModernBertForMaskedLM",
 }

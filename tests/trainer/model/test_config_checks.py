@@ -35,6 +35,24 @@ REFUSED = [
     ("llama", {"attention_window": "sliding", "attention": "pallas"}, "attention_window is .*none"),
     ("llama", {"attention_window": "sliding:layers=gg"}, "attention_window is .*letters l and g"),
     ("llama", {"attention_window": "sliding:reach=3"}, "attention_window is .*without reach"),
+    ("lm", {"attention_window": "sliding:decoder=false"}, "attention_window is .*one stack"),
+    ("t5_1_1", {"attention_window": "sliding:decoder=false,reach=3"}, "attention_window is .*whose reach is left out"),
+    ("lm", {"attention_window": "transient_global"}, "num_encoder_layers is 0; .*above 0 with"),
+    (
+        "t5_1_1",
+        {"attention_window": "transient_global", "position": "rotary"},
+        "position is 'rotary'; .*'relative' with attention_window 'transient_global'",
+    ),
+    (
+        "t5_1_1",
+        {"attention_window": "transient_global", "attention": "dot_product"},
+        "attention is 'dot_product'; .*'auto' or 'einsum'",
+    ),
+    (
+        "t5_1_1",
+        {"attention_window": "transient_global", "token_dropping": 1},
+        "token_dropping is 1; .*0 with",
+    ),
     ("lm", {"attention_window": "sliding:base=50"}, "attention_window is .*without base"),
     (
         "llama",

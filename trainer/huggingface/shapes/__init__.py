@@ -1,6 +1,7 @@
 """Model types of transformers beyond those of `formats`, registered on import."""
 
 from trainer.huggingface.shapes import gemma as gemma
+from trainer.huggingface.shapes import longt5 as longt5
 from trainer.huggingface.shapes import mistral as mistral
 from trainer.huggingface.shapes import modernbert as modernbert
 from trainer.huggingface.shapes import olmo2 as olmo2
