@@ -36,7 +36,11 @@ REFUSED = [
     ("llama", {"attention_window": "sliding:layers=gg"}, "attention_window is .*letters l and g"),
     ("llama", {"attention_window": "sliding:reach=3"}, "attention_window is .*without reach"),
     ("lm", {"attention_window": "sliding:decoder=false"}, "attention_window is .*one stack"),
-    ("t5_1_1", {"attention_window": "sliding:decoder=false,reach=3"}, "attention_window is .*whose reach is left out"),
+    (
+        "t5_1_1",
+        {"attention_window": "sliding:decoder=false,reach=3"},
+        "attention_window is .*whose reach is left out",
+    ),
     ("lm", {"attention_window": "transient_global"}, "num_encoder_layers is 0; .*above 0 with"),
     (
         "t5_1_1",
