@@ -46,7 +46,7 @@ T5S = ("t5_1_0", "t5_1_1")
 T5_LIKE = ("t5", "longt5")
 
 # transformers' size fields -> ours.
-_T5 = {
+T5 = {
     "d_model": "emb_dim",
     "d_kv": "head_dim",
     "d_ff": "mlp_dim",
@@ -101,13 +101,18 @@ def norm_of(kind: str, epsilon: float, **others: Any) -> str:
 _NORM_OPTIONS = {"rms_norm": parts.NormOptions, "layer_norm": parts.LayerNormOptions}
 
 
-def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
-    """Returns a T5, mT5 or umT5, or a model of T5_LIKE with `pieces`."""
-    kind = fields["model_type"]
+def relative_of(fields: Fields, name: str = "relative") -> str:
+    """Returns T5's distance biases."""
     relative = parts.Relative(
         num_buckets=fields.get("relative_attention_num_buckets", 32),
         max_distance=fields.get("relative_attention_max_distance", 128),
     )
+    return str(Choice(name, relative))
+
+
+def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
+    """Returns a T5, mT5 or umT5, or a model of T5_LIKE with `pieces`."""
+    kind = fields["model_type"]
     standard = "relu" if kind in T5_LIKE else "gated-gelu"
     projection = fields.named("feed_forward_proj", T5_PROJECTIONS, standard)
     # transformers derives these two fields, but obeys explicit values.
@@ -125,14 +130,14 @@ def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
     unscaled, tied_scale = (1.0, None) if tied else (None, fields["d_model"] ** -0.5)
     return ModelConfig(
         family="t5_1_0" if tied else "t5_1_1",
-        **fields.sizes(_T5),
+        **fields.sizes(T5),
         num_decoder_layers=fields.get("num_decoder_layers", fields["num_layers"]),
         dropout_rate=fields.get("dropout_rate", 0.0),
         tied_logits=tied,
         logits_scale=tied_scale if scaled else unscaled,
         mlp_activations=projection,
         norm=norm_of("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
-        position=str(Choice(PER_LAYER if kind == "umt5" else "relative", relative)),
+        position=relative_of(fields, PER_LAYER if kind == "umt5" else "relative"),
         **t5_experiments.t5_parts(fields),
         **pieces,
     )
@@ -301,7 +306,7 @@ def to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        **sizes(config, _T5),
+        **sizes(config, T5),
         "num_decoder_layers": config.num_decoder_layers,
         "feed_forward_proj": T5_PROJECTIONS[activations(config)],
         "relative_attention_num_buckets": relative.num_buckets,

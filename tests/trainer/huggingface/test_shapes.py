@@ -18,7 +18,7 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
 from trainer.data.features import target_side
 from trainer.decoding.decoder import Decoder, Decoding
-from trainer.engine.loss import model_loss
+from trainer.engine.loss import decoder_loss, model_loss
 from trainer.huggingface import configs, load, model_config, names, parity, weights
 from trainer.huggingface.config_json import from_config
 from trainer.model.spec import model_spec
@@ -50,6 +50,8 @@ T5 = SIZES | {
     **{"relative_attention_num_buckets": 16, "relative_attention_max_distance": 30},
 }
 LONGT5 = T5 | {"local_radius": 6, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+SWITCH = T5 | {"num_experts": 4, "expert_capacity": 7, "router_jitter_noise": 0.0}
+SWITCH |= {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
 SHAPES = {
     "qwen2": ("Qwen2", DECODER),
     "qwen2, windows": (
@@ -78,13 +80,19 @@ SHAPES = {
     "t5gemma, tied": ("T5Gemma", T5GEMMA),
     "longt5": ("LongT5", LONGT5),
     "longt5, scaled": ("LongT5", LONGT5 | {"tie_word_embeddings": True, "local_radius": 0}),
+    "switch": ("SwitchTransformers", SWITCH),
+    "switch, everywhere": (
+        "SwitchTransformers",
+        SWITCH
+        | {"num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 2, "dense_act_fn": "silu"},
+    ),
     "longt5, blocks": (
         "LongT5",
         LONGT5 | {"encoder_attention_type": "transient-global", "global_block_size": 4},
     ),
 }
 # These have the parts of the others.
-FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma", "longt5, blocks")
+FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma", "longt5, blocks", "switch")
 DECODERS = [*SHAPES]
 ENCODER = {name: each for name, each in DECODER.items() if name != "num_key_value_heads"}
 ROBERTA = ENCODER | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
@@ -112,6 +120,7 @@ ARCHITECTURES = {
     "Gemma3Text": "Gemma3ForCausalLM",
     "T5Gemma": "T5GemmaForConditionalGeneration",
     "LongT5": "LongT5ForConditionalGeneration",
+    "SwitchTransformers": "SwitchTransformersForConditionalGeneration",
     "Roberta": "RobertaForMaskedLM",
     "ModernBert": "ModernBertForMaskedLM",
 }
@@ -243,7 +252,8 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
 
     def loss(params):
         logits = ours.apply({"params": params}, batch)
-        return model_loss(ours).of_batch(logits, batch, loss_config)[0]
+        of_batch = decoder_loss if made.config.num_experts else model_loss(ours).of_batch
+        return of_batch(logits, batch, loss_config)[0]
 
     @jax.jit
     def step(params, state):

@@ -7,4 +7,5 @@ from trainer.huggingface.shapes import modernbert as modernbert
 from trainer.huggingface.shapes import olmo2 as olmo2
 from trainer.huggingface.shapes import qwen as qwen
 from trainer.huggingface.shapes import roberta as roberta
+from trainer.huggingface.shapes import switch as switch
 from trainer.huggingface.shapes import t5gemma as t5gemma
