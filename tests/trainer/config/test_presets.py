@@ -77,6 +77,8 @@ TOTALS = [
     # T5 1.1, and in each encoder layer a norm of blocks, with a table of biases for all.
     ("longt5_local_base", {}, None, 247_577_856),
     ("longt5_tglobal_base", {}, None, 247_577_856 + 12 * 768 + 12 * 32),
+    # T5 1.0 with 7 more experts and a router in every second layer: 0.6 B in all.
+    ("switch_base_8", {}, 222_903_552 + 12 * (7 * 2 * 768 * 3072 + 768 * 8), None),
     # A vocabulary as in the Romanian T5.
     ("t5_1_1_base", ROMANIAN, None, 296_533_248),
     ("t5_1_1_large", ROMANIAN, None, 848_423_936),

@@ -114,6 +114,8 @@ REFUSED = [
     ("evolved_transformer", {"norm": "rms_norm"}, "norm is .*None in family evolved_transformer"),
     ("evolved_transformer", {"scan_layers": True}, "scan_layers is True; it must be"),
     ("lm", {"num_experts": 4, "scan_layers": True}, "scan_layers is True; it must be"),
+    ("lm", {"expert_capacity": 4}, "expert_capacity is 4; it must be unset without num_experts"),
+    ("lm", {"num_experts": 4, "expert_capacity": 0}, "expert_capacity is 0; it must be above 0"),
     ("bert", {"num_experts": 4}, "num_experts is 4; it must be 0 in an encoder-only"),
     ("lm", {"mixer": "mdah"}, "mixer is 'mdah'; it must be one of 'attention'"),
     ("lm", {"upstream_compat": True}, "upstream_compat is True; it must be False where"),
