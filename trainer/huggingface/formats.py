@@ -40,8 +40,7 @@ T5_PROJECTIONS = {
 }
 
 
-# Families with T5's parts, and model types whose config.json says by the same fields whether logits
-# are tied and scaled.
+# T5's families, and the types whose config.json says in T5's fields if logits are tied and scaled.
 T5S = ("t5_1_0", "t5_1_1")
 T5_LIKE = ("t5", "longt5")
 

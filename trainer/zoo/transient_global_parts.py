@@ -65,6 +65,10 @@ class TransientGlobalAttention(DotProductAttention):
     block: int
     block_norm: Norm
 
+    @property
+    def products_per_pair(self) -> int:
+        return round(super().products_per_pair * (1 + 1 / self.block))
+
     def run(
         self, module: Built, x_BLD: Array, source_BSD: Array, view: View, deterministic: bool
     ) -> Array:
@@ -77,8 +81,7 @@ class TransientGlobalAttention(DotProductAttention):
         assert positions.bias_HLS is not None
         assert positions.block_bias_HGG is not None
         keys, blocks = view.mask_BLS.shape[-1], seen_BLG.shape[-1]
-        bias_HBLG = positions.block_bias_HGG[:, jnp.maximum(number_BL, 0)]
-        bias_BHLG = bias_HBLG.swapaxes(0, 1)
+        bias_BHLG = positions.block_bias_HGG[:, jnp.maximum(number_BL, 0)].swapaxes(0, 1)
         positions = Positions(
             bias_HLS=jnp.pad(positions.bias_HLS, ((0, 0), (0, 0), (0, blocks))),
             bias_BHLS=jnp.pad(bias_BHLG, ((0, 0), (0, 0), (0, 0), (keys, 0))),

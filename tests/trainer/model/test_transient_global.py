@@ -85,4 +85,6 @@ def test_each_example_sees_its_window_and_its_blocks():
 def test_the_decoder_sees_everything():
     decoder = model_spec(CONFIG).decoder
     assert decoder.mask.window is None
+    costs = [stack.layers[0].mixer.products_per_pair for stack in (decoder, STACK)]
+    assert costs == [2 * H * K, round(2 * H * K * 4 / 3)]
     assert type(decoder.layers[0].mixer) is not type(STACK.layers[0].mixer)
