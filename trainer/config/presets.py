@@ -245,6 +245,8 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
     **_of_zoo("march_presets"),
     **_of_zoo("decoder_presets"),
     **_of_zoo("t5gemma"),
+    **_of_zoo("longt5"),
+    **_of_zoo("switch_transformers"),
     **_of_zoo("encoder_presets"),
 }
 

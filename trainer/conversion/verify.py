@@ -37,6 +37,7 @@ _COMPARABLE = (
     *("BertForPreTraining", "RobertaForMaskedLM", "ModernBertForMaskedLM"),
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "Olmo2ForCausalLM"),
     *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "T5GemmaForConditionalGeneration"),
+    *("LongT5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration"),
 )
 
 
@@ -55,7 +56,7 @@ def transformers_arrays(
         raise NotEqual(f"tensors of {folder} differ: {sorted(stored.keys() ^ wanted.keys())[:3]}")
     for name, array in wanted.items():
         _require_equal(name, stored[name], array)
-    return len(arrays.keys() & names.places(model, kind, pad).keys())
+    return len(names.by_expert(arrays).keys() & names.places(model, kind, pad).keys())
 
 
 def checkpoint_arrays(path: str, arrays: dict[str, np.ndarray]) -> int:

@@ -73,20 +73,21 @@ def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
 def for_decoding(spec: ModelSpec) -> ModelSpec:
     """Returns the spec with separate layers and, in Switch layers, capacity for every token.
 
-    With less capacity, whether a token finds its expert full would depend on other rows.
+    With less capacity, whether a token finds its expert full would depend on other rows; a
+    capacity for each row stays in the encoder.
     """
 
-    def roomy(stack: Any) -> Any:
+    def roomy(stack: Any, **changes: Any) -> Any:
         layers = list(stack.layers)
         for index, layer in enumerate(layers):
             if isinstance(ffn := layer.feed_forward, Switch):
-                ffn = replace(ffn, evaluation_capacity_factor=float(ffn.num_experts))
+                ffn = replace(ffn, evaluation_capacity_factor=float(ffn.num_experts), **changes)
                 layers[index] = replace(layer, feed_forward=ffn)
         return replace(stack, layers=tuple(layers))
 
     return replace(
         spec.with_settings(scan_layers=False, remat="none"),
-        decoder=roomy(spec.decoder),
+        decoder=roomy(spec.decoder, row_capacity=None),
         encoder=spec.encoder and roomy(spec.encoder),
     )
 

@@ -62,11 +62,11 @@ def special_ids_of(folder: str, written: Mapping[str, Any] | None = None) -> spe
 
 
 def _own_tensors(folder: str, kind: str) -> frozenset[str]:
-    """Returns the names of a local folder's tensors; for T5, without a copy of the embedding."""
-    from trainer.huggingface import names
+    """Returns the names of a local folder's tensors; for T5, without copies of the embedding."""
+    from trainer.huggingface import formats, names
 
     places = weights.places(folder)
-    if kind != "t5":
+    if kind not in formats.T5_LIKE:
         return frozenset(places)
     tables = [places[name] for name in names.EMBEDDINGS if name in places]
     copies = {

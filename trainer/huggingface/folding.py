@@ -6,12 +6,13 @@ The function is unchanged; initial values and learning rates, which only trainin
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
-from trainer.model.capabilities import ENCODER_DECODER
 from trainer.model.config import ModelConfig
 from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
+from trainer.model.transformer import parameter_facts
 
 Tree = dict[str, Any]
 
@@ -51,9 +52,6 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
             here = (*path, name)
             if isinstance(node, dict):
                 node = walk(node, here)
-                if gains and name.endswith("_norm"):
-                    ones = np.ones(config.emb_dim, np.float32)
-                    node = node | {"scale": np.asarray(node.get("scale", 1.0)) * ones}
                 if tied and here == (last, f"{last}_norm"):
                     node = {part: np.asarray(leaf) * logits for part, leaf in node.items()}
             elif here[-2] == "query" or name == "rel_embedding":
@@ -63,24 +61,17 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
             found[name] = node
         return found
 
-    return walk(_with_norms(params, config) if gains else params, ())
+    return walk(_with_gains(params, target) if gains else params, ())
 
 
-def _with_norms(params: Tree, config: ModelConfig) -> Tree:
-    """Adds an empty dict for each norm without parameters, to hold its gains."""
-    norms: dict[str, tuple[str, ...]] = {
-        "encoder": ("pre_attention_layer_norm", "pre_mlp_layer_norm"),
-        "decoder": ("pre_self_attention_layer_norm", "pre_mlp_layer_norm"),
-    }
-    if config.architecture == ENCODER_DECODER:
-        norms["decoder"] += ("pre_cross_attention_layer_norm",)
-    found = dict(params)
-    for stack, names in norms.items():
-        if stack not in params:
-            continue
-        inside: Tree = {f"{stack}_norm": {}, **params[stack]}
-        for layer, node in params[stack].items():
-            if layer.startswith("layers_"):
-                inside[layer] = {**{name: {} for name in names}, **node}
-        found[stack] = inside
+def _with_gains(params: Tree, target: ModelConfig) -> Tree:
+    """Returns parameters with the gains of all of `target`'s norms."""
+    found: Tree = jax.tree.map(np.asarray, params)
+    for path, facts in parameter_facts(model_spec(target)).items():
+        *owners, name = path.split("/")
+        if name == "scale":
+            node = found
+            for owner in owners:
+                node = node.setdefault(owner, {})
+            node["scale"] = np.ones(facts.shape, np.float32) * node.get("scale", 1.0)
     return found

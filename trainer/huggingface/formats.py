@@ -41,8 +41,12 @@ T5_PROJECTIONS = {
 }
 
 
+# T5's families, and the types whose config.json says in T5's fields if logits are tied and scaled.
+T5S = ("t5_1_0", "t5_1_1")
+T5_LIKE = ("t5", "longt5")
+
 # transformers' size fields -> ours.
-_T5 = {
+T5 = {
     "d_model": "emb_dim",
     "d_kv": "head_dim",
     "d_ff": "mlp_dim",
@@ -107,13 +111,19 @@ def norm_of(kind: str, epsilon: float, **others: Any) -> str:
 _NORM_OPTIONS = {"rms_norm": parts.NormOptions, "layer_norm": parts.LayerNormOptions}
 
 
-def _from_t5(fields: Fields) -> ModelConfig:
-    kind = fields["model_type"]
+def relative_of(fields: Fields, name: str = "relative") -> str:
+    """Returns T5's distance biases."""
     relative = parts.Relative(
         num_buckets=fields.get("relative_attention_num_buckets", 32),
         max_distance=fields.get("relative_attention_max_distance", 128),
     )
-    standard = "relu" if kind == "t5" else "gated-gelu"
+    return str(Choice(name, relative))
+
+
+def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
+    """Returns a T5, mT5 or umT5, or a model of T5_LIKE with `pieces`."""
+    kind = fields["model_type"]
+    standard = "relu" if kind in T5_LIKE else "gated-gelu"
     projection = fields.named("feed_forward_proj", T5_PROJECTIONS, standard)
     # transformers derives these two fields, but obeys explicit values.
     activation = ACTIVATIONS[projection[0]]
@@ -122,23 +132,24 @@ def _from_t5(fields: Fields) -> ModelConfig:
     # transformers 5 records all logits as tied, but stores the kernel of untied ones. mT5's logits
     # are never scaled. Without T5's field `scale_decoder_outputs`, tied logits are scaled;
     # transformers 4, which lacks it, ignores a kernel that is stored beside them.
-    tied = bool(fields.get("tie_word_embeddings", kind == "t5"))
+    tied = bool(fields.get("tie_word_embeddings", kind in T5_LIKE))
     of_5 = fields.get("scale_decoder_outputs", None)
     scaled = (tied if of_5 is None else bool(of_5)) and kind != "mt5"
-    if kind != "t5" or not scaled or of_5 is not None:
+    if kind not in T5_LIKE or not scaled or of_5 is not None:
         tied = tied and "lm_head.weight" not in fields.tensors
     unscaled, tied_scale = (1.0, None) if tied else (None, fields["d_model"] ** -0.5)
     return ModelConfig(
         family="t5_1_0" if tied else "t5_1_1",
-        **fields.sizes(_T5),
+        **fields.sizes(T5),
         num_decoder_layers=fields.get("num_decoder_layers", fields["num_layers"]),
         dropout_rate=fields.get("dropout_rate", 0.0),
         tied_logits=tied,
         logits_scale=tied_scale if scaled else unscaled,
         mlp_activations=projection,
         norm=norm_of("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
-        position=str(Choice(PER_LAYER if kind == "umt5" else "relative", relative)),
+        position=relative_of(fields, PER_LAYER if kind == "umt5" else "relative"),
         **t5_experiments.t5_parts(fields),
+        **pieces,
     )
 
 
@@ -304,7 +315,8 @@ def epsilon_of(config: ModelConfig) -> float:
     return float(norm.options.epsilon)
 
 
-def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
+def to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
+    """Returns the fields of a T5; raises KeyError if positions are not relative."""
     relative = config.part("position").options
     if not isinstance(relative, parts.Relative):
         raise KeyError(config.position)
@@ -312,7 +324,7 @@ def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "is_encoder_decoder": True,
-        **sizes(config, _T5),
+        **sizes(config, T5),
         "num_decoder_layers": config.num_decoder_layers,
         "feed_forward_proj": T5_PROJECTIONS[activations(config)],
         "relative_attention_num_buckets": relative.num_buckets,
@@ -328,7 +340,7 @@ def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
 def _to_umt5(config: ModelConfig, positions: int) -> dict[str, Any]:
     if logits_are_tied(config) and config.logits_scale is not None:
         raise KeyError("logits_scale")
-    written = _to_t5(config, positions)
+    written = to_t5(config, positions)
     return {**written, "architectures": ["UMT5ForConditionalGeneration"]}
 
 
@@ -447,11 +459,10 @@ _OF_BERT = frozenset(
         *("rotary_dim", "rotary_base"),
     }
 )
-_T5S = ("t5_1_0", "t5_1_1")
 KINDS[CUSTOM] = Kind(
     _from_custom, _to_custom, names.decoder, ("lm", "primer"), "model.", _DECODERS | {"auto_map"}
 )
-KINDS["t5"] = Kind(_from_t5, _to_t5, names.t5, _T5S, inert=_OF_T5)
+KINDS["t5"] = Kind(from_t5, to_t5, names.t5, T5S, inert=_OF_T5)
 KINDS["mt5"] = KINDS["t5"]._replace(families=())
 KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5)
 KINDS["llama"] = Kind(

@@ -122,7 +122,7 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str, pad: int = PAD_ID) 
 
     Leaves out a head that the type lacks. `pad` is the padding id of config.json.
     """
-    found, flat = places(config, kind, pad), named(params)
+    found, flat = places(config, kind, pad), by_expert(named(params))
     flat = {path: array for path, array in flat.items() if path in found or not _is_drawn(path)}
     assert flat.keys() == found.keys(), sorted(flat.keys() ^ found.keys())
     columns: dict[str, dict[int, np.ndarray]] = {}
@@ -254,6 +254,8 @@ def from_tensors(
         rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
         tensors = dict(rest)
     facts_of = parameter_facts(spec)
+    # Broadcast numbers take no memory.
+    shapes = {path: np.broadcast_to(0, facts.shape) for path, facts in facts_of.items()}
     drawn = [
         each
         for each in facts_of
@@ -266,7 +268,7 @@ def from_tensors(
             missing = " has no head for the order of segments"
         print(f"{where}{missing}: initial values are drawn", file=sys.stderr)
         start = named(jax.jit(lambda key: init_params(spec, key)[_DRAWN])(jax.random.key(0)))
-    for path, facts in facts_of.items():
+    for path, shape in ((path, each.shape) for path, each in by_expert(shapes).items()):
         if path in drawn:
             flat[path] = np.asarray(start[path.removeprefix(f"{_DRAWN}/")])
             continue
@@ -280,10 +282,10 @@ def from_tensors(
             array = np.split(array, place.parts, axis=place.outputs)[place.part]
         array = array[place.unused :] if place.unused else array
         array = (array.T if place.transposed else array).astype(np.float32)
-        if array.shape != facts.shape:
+        if array.shape != shape:
             raise UserError(
                 f"{where}: {name} gives parameter {path} the shape {list(array.shape)}, but "
-                f"the model's is {list(facts.shape)}"
+                f"the model's is {list(shape)}"
             )
         flat[path] = np.ascontiguousarray(array)
     for name, array in rest.items():
@@ -293,7 +295,24 @@ def from_tensors(
             raise UserError(f"{where}: {name} and {_COPIES[name][0]} differ, but the model has one")
         if not copied and not name.endswith(_WITHOUT_EFFECT):
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
+    for path, facts in facts_of.items():
+        if path not in flat:
+            each = (flat.pop(_of_expert(path, number)) for number in range(facts.shape[0]))
+            flat[path] = np.stack([*each])
     return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def _of_expert(path: str, number: int) -> str:
+    return path.replace("/experts/", f"/experts/{number}/")
+
+
+def by_expert(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arrays by path; one of all experts, "experts/wi", as "experts/0/wi" and so on."""
+    return {
+        _of_expert(path, number): each
+        for path, array in flat.items()
+        for number, each in enumerate(array if "/experts/" in path else [array])
+    }
 
 
 # The head for the order of segments, needed only in pretraining.

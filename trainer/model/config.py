@@ -292,6 +292,14 @@ class ModelConfig:
             lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
         ),
     )
+    expert_capacity: int | None = field(
+        None,
+        "number of tokens of a row that an expert of a Switch layer takes, as in transformers; "
+        "None: 1.25 times its share of a group of up to 1,024 tokens, or 2 times in evaluation",
+        read_if=ReadIf(
+            lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
+        ),
+    )
     upstream_compat: bool = field(
         False,
         "let convolutions and Synthesizers see other packed examples, as in Primer's code",

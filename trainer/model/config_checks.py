@@ -124,6 +124,10 @@ def _check_layers(config: Any) -> None:
     rule = "0 in an encoder-only model, whose losses do not route"
     require_of(config, fits, "num_experts", rule)
     require_of(config, config.switch_every > 0, "switch_every", "above 0")
+    if config.expert_capacity is not None:
+        require_of(config, config.expert_capacity > 0, "expert_capacity", "above 0")
+        fits = config.num_experts > 0
+        require_of(config, fits, "expert_capacity", "unset without num_experts")
     if config.upstream_compat:
         mixer = config.mixer_facts
         fits = config.family_facts.convolves or mixer.convolves or mixer.counts_positions

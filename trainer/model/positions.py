@@ -1,7 +1,8 @@
 """Position schemes: how a stack encodes token order.
 
 Dimensions: B batch (1 if all rows are alike), L query length, S key length, D model, H heads,
-K head size, N = L + S - 1 distances, R relative buckets, P places, C channel pairs.
+K head size, G blocks of positions, N = L + S - 1 distances, R relative buckets, P places, C
+channel pairs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Positions(NamedTuple):
       angle_BLC: float32, rotates queries, and keys unless `source_angle_BSC` is set.
       source_angle_BSC: float32, rotates cross-attention's keys.
       amplitude: factor of the channels that are rotated.
+      block_bias_HGG: float32, added to the logits of keys that stand for blocks of positions.
     """
 
     embedding_BLD: Array | None = None
@@ -48,6 +50,7 @@ class Positions(NamedTuple):
     source_angle_BSC: Array | None = None
     bias_BHLS: Array | None = None
     amplitude: float | None = None
+    block_bias_HGG: Array | None = None
 
 
 # Positions of queries within packed examples, int [B, L]; None if they count along the row.

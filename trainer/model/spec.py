@@ -212,7 +212,7 @@ def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, .
     if not config.num_experts:
         return layers
     expert = Mlp(config.mlp_dim, config.value("mlp_activations"), bias=False)
-    experts = Switch(expert, config.num_experts)
+    experts = Switch(expert, config.num_experts, row_capacity=config.expert_capacity)
     return tuple(
         each if number % config.switch_every else replace(each, feed_forward=experts)
         for number, each in enumerate(layers, 1)

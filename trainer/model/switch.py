@@ -18,6 +18,7 @@ from flax.linen.spmd import logical_to_mesh_axes
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.dense import Built, Dense
 from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.masks import Rows
@@ -44,7 +45,8 @@ class Switch(FeedForward):
     """Several copies of `expert`, and a router that sends each token to the most probable copy.
 
     Tokens form groups in row order. In each group an expert takes up to `capacity(…)` tokens; the
-    output for the rest is 0. In training the router's inputs are multiplied by
+    output for the rest is 0. With `row_capacity` a group is a row, whatever its length, and an
+    expert takes up to so many of its tokens. In training the router's inputs are multiplied by
     U(1 - `jitter`, 1 + `jitter`).
 
     Source: Fedus et al. 2021 (arXiv:2101.03961), sections 2.1 and 2.2; Mesh TensorFlow, `moe.py`,
@@ -59,7 +61,13 @@ class Switch(FeedForward):
     jitter: float = 0.01
     auxiliary_weight: float = 0.01
     largest_group: int = 1024
+    row_capacity: int | None = None
     routes = True
+    exports = (TRANSFORMERS,)
+
+    @property
+    def activations(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.expert.activations
 
     def group_size(self, tokens: int) -> int:
         sizes = range(min(self.largest_group, tokens), 0, -1)
@@ -67,12 +75,15 @@ class Switch(FeedForward):
 
     def capacity(self, group: int, training: bool) -> int:
         """Returns the maximum number of a group's tokens per expert."""
+        if self.row_capacity is not None:
+            return min(self.row_capacity, group)
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
         room = min(group, math.floor(group * factor / self.num_experts))
         return max(_SMALLEST_CAPACITY, room)
 
     def run(self, module: Built, x_BLD: Array, rows: Rows, deterministic: bool) -> Array:
-        dtype, group = module.shared.dtype, self.group_size(x_BLD.shape[0] * x_BLD.shape[1])
+        (batch, length, _), dtype = x_BLD.shape, module.shared.dtype
+        group = self.group_size(batch * length) if self.row_capacity is None else length
         token_GS = (rows.segment_BL > 0).reshape(-1, group)
         x_GSD = x_BLD.reshape(-1, group, x_BLD.shape[-1]) * token_GS[..., None].astype(dtype)
 

@@ -1,7 +1,8 @@
 """Layers that see only a window of their row, alternating with layers that see all of it. No JAX.
 
 Source: Mistral 7B (arXiv:2310.06825), section 2; Gemma 2 (arXiv:2408.00118), section 2; Gemma 3
-(arXiv:2503.19786), section 2, for rotary positions of local layers with a base of their own.
+(arXiv:2503.19786), section 2, for rotary positions of local layers with a base of their own; LongT5
+(arXiv:2112.07916), section 3.1.1, for windows in the encoder alone.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.terminal.fields import Rule, above, at_least, field
+from trainer.model.capabilities import ENCODER_DECODER
 from trainer.model.parts import register
-from trainer.model.slots import Part, require_of
+from trainer.model.slots import Part, reject_changed, require_of
 
 LOCAL, GLOBAL = "l", "g"
 
@@ -53,6 +55,13 @@ class Sliding:
         "far as behind",
         rule=at_least(0),
     )
+    decoder: bool = field(
+        True, "a decoder beside an encoder has local layers, too; false: it sees all, as in LongT5"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.decoder:
+            reject_changed(self, "with decoder=false, where window says the same", "reach", "ahead")
 
 
 def _check(config: Any, options: Sliding) -> None:
@@ -61,10 +70,15 @@ def _check(config: Any, options: Sliding) -> None:
     fits = config.num_encoder_layers > 0 or (options.reach, options.ahead) == (None, None)
     rule = "without reach and ahead where no stack is bidirectional"
     require_of(config, fits, "attention_window", rule)
+    fits = options.decoder or config.architecture == ENCODER_DECODER
+    rule = "without decoder=false in a model with one stack"
+    require_of(config, fits, "attention_window", rule)
 
 
 def slide(config: Any, options: Sliding, stack: Any) -> Any:
     """Returns a stack whose local layers see a window."""
+    if stack.mask.causal and not options.decoder:
+        return stack
     mask = stack.mask._replace(window=options.window)
     if not mask.causal:
         reach = options.window // 2 if options.reach is None else options.reach

@@ -74,6 +74,11 @@ TOTALS = [
     ("llama_7b", {}, decoder_parameters(4096, 32, 128, 11_008, 32, 0, 32_000, 2), 6_738_415_616),
     # T5X's tiny.gin: 0.52 million parameters in 52 arrays.
     ("t5_1_1_tiny", {}, T5_TINY, None),
+    # T5 1.1, and in each encoder layer a norm of blocks, with a table of biases for all.
+    ("longt5_local_base", {}, None, 247_577_856),
+    ("longt5_tglobal_base", {}, None, 247_577_856 + 12 * 768 + 12 * 32),
+    # T5 1.0 with 7 more experts and a router in every second layer: 0.6 B in all.
+    ("switch_base_8", {}, 222_903_552 + 12 * (7 * 2 * 768 * 3072 + 768 * 8), None),
     # A vocabulary as in the Romanian T5.
     ("t5_1_1_base", ROMANIAN, None, 296_533_248),
     ("t5_1_1_large", ROMANIAN, None, 848_423_936),

@@ -163,6 +163,18 @@ def test_full_experts_of_others_change_nothing():
     assert [each.ids.tolist() for each in alone] == [each.ids.tolist() for each in together]
 
 
+def test_a_prompt_finds_no_expert_full():
+    config = config_of("primer", num_experts=2, switch_every=1)
+    params = TinyModel(config).params
+    few, all_tokens = (
+        Decoder(replace(config, expert_capacity=capacity), Decoding(max_new_tokens=5))
+        for capacity in (1, None)
+    )
+    for one, other in zip(few(params, PROMPTS), all_tokens(params, PROMPTS), strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.score == other.score
+
+
 def test_models_and_prompts_that_cannot_be_decoded_are_refused():
     with pytest.raises(UserError, match="family bert has no decoder"):
         Decoder(config_of("bert", max_positions=16), Decoding())

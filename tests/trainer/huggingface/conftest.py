@@ -57,6 +57,13 @@ MODELS = {
     "mup_t5_tied": ModelConfig(
         family="t5_1_0", parametrisation="mup:readout=relative", norm="rms_norm:gain=scalar", **T5
     ),
+    "mup_longt5": ModelConfig(
+        family="t5_1_1",
+        parametrisation="mup:base_width=8",
+        norm="rms_norm:gain=none",
+        attention_window="transient_global:window=5,block=4",
+        **T5,
+    ),
     "umt5_tied": ModelConfig(family="t5_1_0", position="relative_per_layer", **T5),
     "t5_unscaled": ModelConfig(family="t5_1_1", tied_logits=True, logits_scale=1.0, **T5),
     "t5_buckets": ModelConfig(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tasks.vocabulary import SpecialIds
-from tests.trainer.huggingface import test_shapes
 from tests.trainer.huggingface.conftest import random_batch
+from tests.trainer.huggingface.random_shapes import SHAPES, Theirs
 from trainer.huggingface import configs, load, model_config, names, parity, weights
 
 # Newer than 4.57; and a ModernBERT whose first layer is local.
@@ -75,10 +75,10 @@ def test_shapes_in_transformers_4(tmp_path):
     install = ("-m", "pip", "install", "-q", "--no-deps", f"--target={older}", *PACKAGES)
     subprocess.run([sys.executable, *install], check=True)
     made = {}
-    for name in test_shapes.SHAPES:
+    for name in SHAPES:
         if name.startswith(MISSING):
             continue
-        theirs = test_shapes.Theirs(name, tmp_path / "newer" / name.replace(", ", "_"))
+        theirs = Theirs(name, tmp_path / "newer" / name.replace(", ", "_"))
         folder = tmp_path / name.replace(", ", "_").replace(" ", "_")
         folder.mkdir()
         config, params = theirs.config, theirs.params

@@ -15,7 +15,7 @@ from trainer.huggingface.parity import Parity
 IN_TRANSFORMERS = (
     *("t5_1_0", "t5_1_1", "t5_1_1_tied", "t5_squared_relu", "mt5", "bert", "bert_untied", "llama"),
     *("llama_tied", "llama3", "llama_linear", "gemma", "gpt2", "umt5", "umt5_tied", "t5_unscaled"),
-    *("t5_buckets", "mup_decoder", "mup_t5", "mup_t5_tied"),
+    *("t5_buckets", "mup_decoder", "mup_t5", "mup_t5_tied", "mup_longt5"),
 )
 
 

@@ -13,13 +13,13 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import SpecialIds
 from tests.support.parameters import slow_unless
 from tests.support.totals import parameter_total
-from tests.trainer.huggingface.conftest import random_batch
+from tests.trainer.huggingface.random_shapes import DECODERS, SHAPES, Theirs
 from trainer.config import LossConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
 from trainer.data.features import target_side
 from trainer.decoding.decoder import Decoder, Decoding
-from trainer.engine.loss import model_loss
+from trainer.engine.loss import decoder_loss, model_loss
 from trainer.huggingface import configs, load, model_config, names, parity, weights
 from trainer.huggingface.config_json import from_config
 from trainer.huggingface.kinds import KINDS
@@ -27,162 +27,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
 
-SIZES = {"vocab_size": 384, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0}
-DECODER = SIZES | {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-GEMMA = DECODER | {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 20}
-# Name -> (transformers' class without its ending, fields). Rows have up to 40 tokens, so windows
-# and caps change the logits.
-T5GEMMA = {
-    stack: {
-        **{**GEMMA, "num_hidden_layers": layers},
-        **{"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
-    }
-    for stack, layers in (("encoder", 2), ("decoder", 3))
-} | {"vocab_size": 384}
-GEMMA3 = GEMMA | {
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-    },
-}
-T5GEMMA2 = {
-    "encoder": {
-        "text_config": GEMMA3 | {"sliding_window": 8},
-        "vision_config": {
-            "model_type": "siglip_vision_model",
-            **dict.fromkeys(("hidden_size", "intermediate_size"), 4),
-            **dict.fromkeys(("image_size", "patch_size", "num_attention_heads"), 2),
-            "num_hidden_layers": 1,
-        },
-        "mm_tokens_per_image": 1,
-    },
-    "decoder": GEMMA3 | {"sliding_window": 8},
-    "vocab_size": 384,
-}
-YARN = {
-    **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0},
-    "original_max_position_embeddings": 16,
-}
-UNEQUAL = {
-    "encoder": T5GEMMA["encoder"]
-    | {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3}
-    | {"intermediate_size": 40, "head_dim": 10},
-    "decoder": T5GEMMA["decoder"],
-    "vocab_size": 384,
-}
-SHAPES = {
-    "qwen2": ("Qwen2", DECODER),
-    "qwen2, windows": (
-        "Qwen2",
-        DECODER | {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3", DECODER | {"head_dim": 12, "attention_bias": True}),
-    "mistral": ("Mistral", DECODER | {"head_dim": 12, "sliding_window": 5}),
-    "olmo2": ("Olmo2", DECODER | {"rms_norm_eps": 1e-5}),
-    "gemma2": (
-        "Gemma2",
-        GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
-    ),
-    "gemma3_text": ("Gemma3Text", GEMMA3),
-    "qwen3, yarn": ("Qwen3", DECODER | {"head_dim": 12, "rope_parameters": YARN}),
-    "qwen2, yarn": (
-        "Qwen2",
-        DECODER
-        | {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.7, "truncate": False}},
-    ),
-    "t5gemma": ("T5Gemma", T5GEMMA | {"tie_word_embeddings": False}),
-    "t5gemma, tied, no windows": (
-        "T5Gemma",
-        T5GEMMA
-        | {
-            stack: T5GEMMA[stack] | {"layer_types": ["full_attention"] * layers}
-            for stack, layers in (("encoder", 2), ("decoder", 3))
-        },
-    ),
-    "t5gemma, stacks of other sizes": ("T5Gemma", UNEQUAL),
-    "t5gemma2": ("T5Gemma2", T5GEMMA2),
-    "t5gemma2, untied": ("T5Gemma2", T5GEMMA2 | {"tie_word_embeddings": False}),
-}
 # These have the parts of the others.
 FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma", "t5gemma2")
-DECODERS = [*SHAPES]
-ENCODER = {name: each for name, each in DECODER.items() if name != "num_key_value_heads"}
-ROBERTA = ENCODER | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-ROBERTA |= {"max_position_embeddings": 66, "hidden_dropout_prob": 0.0}
-ROBERTA |= {"attention_probs_dropout_prob": 0.0}
-MODERNBERT = ENCODER | {
-    "local_attention": 6,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-    },
-}
-SHAPES |= {
-    "roberta": ("Roberta", ROBERTA),
-    "roberta, untied": ("Roberta", ROBERTA | {"tie_word_embeddings": False, "pad_token_id": 0}),
-    "modernbert": ("ModernBert", MODERNBERT),
-    "modernbert, biases": (
-        "ModernBert",
-        MODERNBERT
-        | dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
-        | {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 3},
-    ),
-}
-ARCHITECTURES = {
-    "Gemma3Text": "Gemma3ForCausalLM",
-    "T5Gemma": "T5GemmaForConditionalGeneration",
-    "T5Gemma2": "T5Gemma2ForConditionalGeneration",
-    "Roberta": "RobertaForMaskedLM",
-    "ModernBert": "ModernBertForMaskedLM",
-}
-# Rows of a table that RoBERTa gives to no token, and we write as zeros.
-UNUSED = "roberta.embeddings.position_embeddings.weight"
-
-
-class Theirs:
-    """A random model of transformers in a folder, and what we read there."""
-
-    def __init__(self, name, folder):
-        import torch
-        import transformers
-
-        kind, fields = SHAPES[name]
-        self.folder, self.architecture = folder, ARCHITECTURES.get(kind, f"{kind}ForCausalLM")
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{kind}Config")(**fields)
-        made = getattr(transformers, self.architecture)(config)
-        with torch.no_grad():  # biases and gains start at 0 and 1, which hides mistakes
-            for parameter in made.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            if kind == "Roberta":
-                made.get_parameter(UNUSED)[: fields["pad_token_id"] + 1] = 0
-                made.lm_head.decoder.bias.copy_(made.lm_head.bias)
-        made.save_pretrained(folder)
-        self.written = json.loads((folder / "config.json").read_text())
-        self.config = model_config(str(folder))
-        self.params = load(str(folder), self.config)
-        self.batch = random_batch(self.config)
-        self.pad = self.written["pad_token_id"]
-
-    def tensors(self, params):
-        return names.to_tensors(params, self.config, self.written["model_type"], self.pad)
-
-    def read(self, tensors):
-        """Returns the tensors that our models have."""
-        kind = KINDS[self.written["model_type"]]
-        others = kind.unread + tuple(kind.blank(self.config))
-        return {name: each for name, each in tensors.items() if not name.startswith(others)}
-
-    def model(self):
-        return parity.their_model(str(self.folder), self.written)
 
 
 @pytest.fixture(scope="module")
@@ -199,14 +45,19 @@ def assert_parity(ours, theirs, batch):
     assert np.abs(theirs(batch)[0]).max() > 1
 
 
-@pytest.mark.parametrize("name", SHAPES)
+# Their parts are those of others.
+REPEATED = ("longt5", "longt5, scaled", "switch, everywhere")
+MOST = [name for name in SHAPES if name not in REPEATED]
+
+
+@pytest.mark.parametrize("name", slow_unless(MOST, SHAPES))
 def test_logits_of_a_folder_of_transformers(theirs, name):
     made = theirs(name)
     ours = parity.our_logits(made.config, made.params)
     assert_parity(ours, parity.their_logits(made.model()), made.batch)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", slow_unless(MOST, SHAPES))
 def test_an_export_has_the_same_type_tensors_and_logits(theirs, name, tmp_path):
     made = theirs(name)
     written = configs.to_config(made.config, 64, special=SpecialIds(pad=made.pad))
@@ -254,7 +105,9 @@ RATE, EPSILON = 1e-3, 1e-4
 LEARNING = [name for name in SHAPES if name != "roberta, untied"]
 
 
-@pytest.mark.parametrize("name", slow_unless((*FEW, "roberta", "modernbert"), LEARNING))
+@pytest.mark.parametrize(
+    "name", slow_unless((*FEW, "longt5, blocks", "roberta", "modernbert"), LEARNING)
+)
 def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     import torch
 
@@ -277,7 +130,8 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
 
     def loss(params):
         logits = ours.apply({"params": params}, batch)
-        return model_loss(ours).of_batch(logits, batch, loss_config)[0]
+        of_batch = decoder_loss if made.config.num_experts else model_loss(ours).of_batch
+        return of_batch(logits, batch, loss_config)[0]
 
     @jax.jit
     def step(params, state):
@@ -414,6 +268,14 @@ def test_without_a_local_base_modernbert_has_the_global_one():
     assert "base=160000" in found.attention_window
 
 
+def test_layers_with_experts_that_are_not_every_nth_are_refused(theirs):
+    written = theirs("switch").written
+    text = "experts to layers 2, 6 of the encoder and 2 of the decoder"
+    changes = {"num_layers": 8, "num_sparse_encoder_layers": 2, "encoder_sparse_step": None}
+    with pytest.raises(UserError, match=text):
+        from_config({**written, **changes}, "config.json")
+
+
 @pytest.mark.parametrize(("name", "head"), [("roberta", "lm_head"), ("modernbert", "head")])
 def test_an_encoder_without_its_head_is_refused(theirs, name, head):
     made = theirs(name)
@@ -433,7 +295,7 @@ PRESETS = [
     name
     for name in MODEL_PRESETS
     if name.startswith(("gemma2_", "gemma3_", "qwen", "mistral_", "olmo2_", "t5gemma"))
-    or name.startswith(("roberta", "modernbert"))
+    or name.startswith(("roberta", "modernbert", "longt5_", "switch_base_", "switch_large_"))
 ]
 
 
@@ -452,6 +314,8 @@ def test_presets_have_the_parameters_that_transformers_gives_them(name):
     total += sum(map(math.prod, KINDS[written["model_type"]].blank(config).values()))
     if config.architecture == "encoder":  # whose head for the order of segments stays here
         total += emb * (name.startswith("roberta")) - (emb * emb + 3 * emb + 2)
+    if name.startswith("longt5_"):  # transformers unties logits only if a folder has their kernel
+        total -= emb * config.vocab_size
     assert sum(each.numel() for each in model.parameters()) == total
 
 

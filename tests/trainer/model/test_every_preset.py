@@ -38,7 +38,15 @@ def shrunk(config: ModelConfig) -> ModelConfig:
         **SIZES,
         mixer=mixer and mixer.replace("conditional_heads=6", "conditional_heads=2"),
         attention_pattern=pattern.replace("block=16", "block=2"),
-        attention_window=re.sub(r"window=\d+,layers=\w+", "window=3,layers=lg", window),
+        attention_window=functools.reduce(
+            lambda text, change: re.sub(*change, text),
+            (
+                (r"window=\d+,layers=\w+", "window=3,layers=lg"),
+                (r"window=\d+,decoder", "window=3,decoder"),
+                ("transient_global", "transient_global:window=3,block=2"),
+            ),
+            window,
+        ),
         feed_forward=config.feed_forward.partition(":")[0],
         memory_tokens=min(config.memory_tokens, 2),
         token_dropping=min(config.token_dropping, 2),

@@ -302,6 +302,17 @@ def test_tokens_of_full_experts_are_dropped():
     assert not output[0, 4:].any()
 
 
+def test_an_expert_takes_its_capacity_of_each_row():
+    spec = Switch(EXPERT, 2, row_capacity=2, largest_group=1, evaluation_capacity_factor=0.1)
+    p, output, routing = switch(spec)
+    expected, auxiliary, dropped = switch_by_definition(p, states().astype(np.float64), spec, 2)
+    assert dropped == int(routing.dropped) > 0
+    agree(output, expected)
+    agree(routing.auxiliary, auxiliary)
+    for training in (False, True):
+        assert dataclasses.replace(spec, row_capacity=64).capacity(L, training) == L
+
+
 def test_routers_jitter_only_in_training():
     spec = dataclasses.replace(Switch(EXPERT, 3, largest_group=L), jitter=0.5)
     _, calm, _ = switch(spec)

@@ -57,7 +57,8 @@ def test_equal_configurations_are_one_program(make_config):
 
 @pytest.mark.parametrize(("slot", "name", "_"), PARTS)
 def test_every_part_can_be_built_and_is_equal_to_itself(make_config, slot, name, _):
-    family = "t5_1_1" if name in ("cdq", "encoder_keys", "layerwise", "merged") else "lm"
+    of_encoders = ("cdq", "encoder_keys", "layerwise", "merged", "transient_global")
+    family = "t5_1_1" if name in of_encoders else "lm"
     changes = {"num_heads": 4, "max_positions": 8, slot: name}
     one, other = (model_spec(make_config(family, **changes)) for _ in range(2))
     assert one == other

@@ -53,6 +53,7 @@ def test_the_next_token_sees_the_same_slots_as_in_a_whole_row():
         ("window=4", [3, 3, 3], [4, 4, 4]),  # two keys on either side; four with the query's own
         ("window=4,layers=gl", [None, 3, None], [None, 4, None]),
         ("window=4,layers=l,reach=4", [5, 5, 5], [4, 4, 4]),
+        ("window=5,decoder=false", [3, 3, 3], [None, None, None]),
     ],
 )
 def test_local_layers_of_both_stacks(options, encoder, decoder):
