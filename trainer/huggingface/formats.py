@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.vocabulary import PAD_ID
-from trainer.huggingface import names, t5_experiments
+from trainer.huggingface import module_names, t5_experiments
 from trainer.huggingface.fields import Fields, unset
 from trainer.huggingface.kinds import KINDS, Kind
-from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
+from trainer.huggingface.module_names import activations, decoder_layer
+from trainer.huggingface.names import logits_are_tied
 from trainer.model import parts
 from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
@@ -460,22 +461,34 @@ _OF_BERT = frozenset(
     }
 )
 KINDS[CUSTOM] = Kind(
-    _from_custom, _to_custom, names.decoder, ("lm", "primer"), "model.", _DECODERS | {"auto_map"}
+    _from_custom,
+    _to_custom,
+    module_names.decoder,
+    ("lm", "primer"),
+    "model.",
+    _DECODERS | {"auto_map"},
 )
-KINDS["t5"] = Kind(from_t5, to_t5, names.t5, T5S, inert=_OF_T5)
+KINDS["t5"] = Kind(from_t5, to_t5, module_names.t5, T5S, inert=_OF_T5)
 KINDS["mt5"] = KINDS["t5"]._replace(families=())
 KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5)
 KINDS["llama"] = Kind(
-    *(_from_llama, _to_llama, names.decoder, ("llama", "gemma", "lm", "primer"), "model."),
+    *(_from_llama, _to_llama, module_names.decoder, ("llama", "gemma", "lm", "primer"), "model."),
     _DECODERS,
 )
 KINDS["gemma"] = KINDS["llama"]._replace(
     read=_from_gemma, write=_to_gemma, families=("gemma", "llama", "lm")
 )
 KINDS["gpt2"] = Kind(
-    *(_from_gpt2, _to_gpt2, names.gpt2, ("gpt2", "llama", "lm", "primer"), names.GPT2), _DECODERS
+    *(
+        _from_gpt2,
+        _to_gpt2,
+        module_names.gpt2,
+        ("gpt2", "llama", "lm", "primer"),
+        module_names.GPT2,
+    ),
+    _DECODERS,
 )
 KINDS["bert"] = Kind(
-    *(_from_bert, _to_bert, names.bert, ("bert",), "bert.", _OF_BERT),
+    *(_from_bert, _to_bert, module_names.bert, ("bert",), "bert.", _OF_BERT),
     kernel=("mlm_head/logits_dense/kernel", "cls.predictions.decoder"),
 )

@@ -25,6 +25,7 @@ class Kind(NamedTuple):
         below it, as RoBERTa's does; we keep the others.
       blank: returns name -> shape of tensors that our models lack, written as zeros.
       unread: beginnings of the names of such tensors that a folder may have.
+      copies: names of copies of the token embedding that transformers 4 needs if logits are untied.
     """
 
     read: Callable[[Fields], ModelConfig]
@@ -38,6 +39,7 @@ class Kind(NamedTuple):
     numbered: str = ""
     blank: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}
     unread: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
 
 # model_type -> its row.

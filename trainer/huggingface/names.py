@@ -3,13 +3,12 @@
 Our kernels are [in, out]; torch's weights are [out, in], except GPT-2's. Our tables of relative
 positions are [heads, buckets], theirs [buckets, heads]. No other tensors are transposed.
 
-Source: google-research/t5x and transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py,
-modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
+Source: google-research/t5x and transformers' modeling_t5.py and modeling_gpt2.py.
 """
 
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,33 +18,25 @@ from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import PAD_ID
 from trainer.huggingface import t5_experiments
 from trainer.huggingface.kinds import KINDS
-from trainer.model.attention import DotProductAttention
+from trainer.huggingface.module_names import GPT2, PROJECTIONS
 from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
-from trainer.model.parts import FULL_PATTERN, PER_LAYER
+from trainer.model.parts import FULL_PATTERN
 from trainer.model.paths import named
-from trainer.model.spec import LayerSpec, ModelSpec, model_spec
+from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
 
 Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
-GPT2 = "transformer."
-_PROJECTIONS = ("query", "key", "value")
 # Module -> the kernels that it holds as one tensor: GPT-2's, and ModernBERT's two.
-_JOINED = {"c_attn": _PROJECTIONS, "Wqkv": _PROJECTIONS, "Wi": ("wi_0", "wi_1")}
+_JOINED = {"c_attn": PROJECTIONS, "Wqkv": PROJECTIONS, "Wi": ("wi_0", "wi_1")}
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
     """Returns whether the logits are computed with the token embedding."""
     return model_spec(config).output.tied
-
-
-def activations(config: ModelConfig) -> tuple[str, ...]:
-    """Returns our names for the feed-forward activations; () for other kinds of sublayers."""
-    last = [*model_spec(config).stacks.values()][-1]
-    return last.layers[0].feed_forward.activations
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
@@ -62,13 +53,6 @@ def _unsupported(config: ModelConfig) -> list[str]:
                 if TRANSFORMERS not in part.exports
             ]
     return list(dict.fromkeys(parts))
-
-
-def decoder_layer(config: ModelConfig) -> LayerSpec:
-    """Returns a decoder's first layer."""
-    spec = model_spec(config)
-    assert isinstance(spec, ModelSpec)
-    return spec.decoder.layers[0]
 
 
 class Place(NamedTuple):
@@ -143,6 +127,9 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str, pad: int = PAD_ID) 
     if bias in _COPIES and not logits_are_tied(config):
         # For untied logits, transformers reads the bias stored beside the kernel.
         tensors[bias] = tensors[_COPIES[bias][0]]
+    if not logits_are_tied(config):
+        tables = (tensors[name] for name in EMBEDDINGS if name in tensors)
+        tensors |= dict.fromkeys(KINDS[kind].copies, next(tables, np.empty(0)))
     blank = KINDS[kind].blank(config)
     return tensors | {name: np.zeros(shape, np.float32) for name, shape in blank.items()}
 
@@ -343,158 +330,3 @@ _WITHOUT_EFFECT = (
     ".attn.masked_bias",
     ".rotary_emb.inv_freq",
 )
-
-
-def affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
-    """Returns the names of a dense layer or a norm, with or without a bias."""
-    first = "scale" if ours.endswith("norm") else "kernel"
-    return {f"{ours}/{name}": theirs for name in ((first, "bias") if bias else (first,))}
-
-
-def layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
-    """Returns the names in all layers of a stack; `inside` are those of one."""
-    return {
-        f"{stack}/layers_{index}/{ours}": f"{theirs}.{index}.{name}"
-        for index in range(number)
-        for ours, name in inside.items()
-    }
-
-
-def t5(config: ModelConfig) -> dict[str, str]:
-    modules = {"token_embedder/embedding": "shared"}
-    for stack, number, mixers in (
-        ("encoder", config.num_encoder_layers, ("attention",)),
-        ("decoder", config.num_decoder_layers, ("self_attention", "encoder_decoder_attention")),
-    ):
-        modules |= affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
-        letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
-        if stack == "encoder":
-            letters = t5_experiments.encoder_projections(config, letters)
-        inside: dict[str, str] = {}
-        for place, mixer in enumerate(mixers):
-            norm = mixer.replace("encoder_decoder", "cross")
-            inside |= affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
-            attention = f"{place}.{'EncDec' if place else 'Self'}Attention"
-            for mine, letter in letters.items():
-                inside |= affine(f"{mixer}/{mine}", f"{attention}.{letter}", False)
-        last = len(mixers)
-        inside |= affine("pre_mlp_layer_norm", f"{last}.layer_norm", False)
-        for kernel in (*_inner_kernels(config), "wo"):
-            inside |= affine(f"mlp/{kernel}", f"{last}.DenseReluDense.{kernel}", False)
-        table, bias = "relpos_bias/rel_embedding", "0.SelfAttention.relative_attention_bias"
-        if config.position_scheme == PER_LAYER:
-            inside[table] = bias
-        else:
-            modules[f"{stack}/{table}"] = f"{stack}.block.0.layer.{bias}"
-        inside = {ours: f"layer.{name}" for ours, name in inside.items()}
-        modules |= layers(stack, number, f"{stack}.block", inside)
-    return modules
-
-
-# Placement of norms -> {our norm without its ending: transformers' norm}.
-_INPUT, _AFTER = "input_layernorm", "post_attention_layernorm"
-_DECODER_NORMS: Mapping[str, Mapping[str, str]] = {
-    "pre": {"pre_self_attention": _INPUT, "pre_mlp": _AFTER},
-    "branch": {"post_self_attention": _AFTER, "post_mlp": "post_feedforward_layernorm"},
-    "sandwich": {
-        "pre_self_attention": _INPUT,
-        "post_self_attention": _AFTER,
-        "pre_mlp": "pre_feedforward_layernorm",
-        "post_mlp": "post_feedforward_layernorm",
-    },
-    "primer_alternating": {"pre_self_attention": _INPUT, "post_mlp": "post_feedforward_layernorm"},
-}
-
-
-def decoder(config: ModelConfig) -> dict[str, str]:
-    """Returns the names of LlamaForCausalLM and of models like it, ours included."""
-    layer = decoder_layer(config)
-    mixer = cast(DotProductAttention, layer.mixer)  # the only kind that can be exported
-    attention = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
-    if mixer.shared_query_key:
-        attention = {**attention, "query_from_key": "q_from_k"}
-        del attention["key"]
-    gated = len(_inner_kernels(config)) == 2
-    mlp = {"wi_0": "gate_proj", "wi_1": "up_proj"} if gated else {"wi": "up_proj"}
-    mlp["wo"] = "down_proj"
-    has_bias = layer.norm.has_bias
-    inside: dict[str, str] = {}
-    for ours, theirs in _DECODER_NORMS[config.value("norm_placement")].items():
-        inside |= affine(f"{ours}_layer_norm", theirs, has_bias)
-    if mixer.query_key_norm is not None:
-        inside |= affine("self_attention/query_norm", "self_attn.q_norm", has_bias)
-        inside |= affine("self_attention/key_norm", "self_attn.k_norm", has_bias)
-    bias, out_bias = config.value("attention_bias"), config.attention_out_bias
-    for mine, name in attention.items():
-        ours, theirs = f"self_attention/{mine}", f"self_attn.{name}"
-        own = bias if mine != "out" or out_bias is None else out_bias
-        inside |= affine(ours, theirs, own)
-        if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
-            for step in range(getattr(mixer.convolution, "width", 0)):
-                inside[f"{ours}_convolution/tap_{step}"] = f"self_attn.{name[0]}_conv"
-    for mine, name in mlp.items():
-        inside |= affine(f"mlp/{mine}", f"mlp.{name}", layer.feed_forward.bias)
-    modules = {
-        "decoder/token_embedder/embedding": "model.embed_tokens",
-        **affine("decoder/decoder_norm", "model.norm", has_bias),
-        **layers("decoder", config.num_decoder_layers, "model.layers", inside),
-    }
-    if config.position_scheme == "relative":
-        modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
-    return modules
-
-
-def gpt2(config: ModelConfig) -> dict[str, str]:
-    inside = {
-        **affine("pre_self_attention_layer_norm", "ln_1"),
-        **affine("pre_mlp_layer_norm", "ln_2"),
-        **affine("self_attention/out", "attn.c_proj"),
-        **affine("mlp/wi", "mlp.c_fc"),
-        **affine("mlp/wo", "mlp.c_proj"),
-    }
-    for name in _PROJECTIONS:
-        inside |= affine(f"self_attention/{name}", "attn.c_attn")
-    return {
-        "decoder/token_embedder/embedding": f"{GPT2}wte",
-        "decoder/position_embedder/pos_embedding": f"{GPT2}wpe",
-        **affine("decoder/decoder_norm", f"{GPT2}ln_f"),
-        **layers("decoder", config.num_decoder_layers, f"{GPT2}h", inside),
-    }
-
-
-def bert(config: ModelConfig) -> dict[str, str]:
-    modules = {
-        "token_embedder/embedding": "bert.embeddings.word_embeddings",
-        "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
-        **affine("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
-        **affine("mlm_head/dense", "cls.predictions.transform.dense"),
-        **affine("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
-        "mlm_head/logits_bias": "cls.predictions",
-        **affine("order_head/pooler", "bert.pooler.dense"),
-        **affine("order_head/logits", "cls.seq_relationship"),
-    }
-    if config.position_scheme == "absolute":
-        table = "bert.embeddings.position_embeddings"
-        modules["encoder/position_embedder/pos_embedding"] = table
-    if config.position_scheme == "relative":
-        table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
-        modules["encoder/relpos_bias/rel_embedding"] = table
-    inside = {
-        **affine("attention/out", "attention.output.dense"),
-        **affine("mlp/wi", "intermediate.dense"),
-        **affine("mlp/wo", "output.dense"),
-    }
-    for name in _PROJECTIONS:
-        inside |= affine(f"attention/{name}", f"attention.self.{name}")
-    if config.value("norm_placement") == "pre":
-        modules |= affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
-        inside |= affine("pre_attention_layer_norm", "pre_attention_ln")
-        inside |= affine("pre_mlp_layer_norm", "post_attention_ln")
-    else:
-        inside |= affine("post_attention_layer_norm", "attention.output.LayerNorm")
-        inside |= affine("post_mlp_layer_norm", "output.LayerNorm")
-    return modules | layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
-
-
-def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:
-    return ("wi_0", "wi_1") if len(activations(config)) == 2 else ("wi",)

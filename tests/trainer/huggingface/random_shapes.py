@@ -1,10 +1,19 @@
-"""Random models of transformers beyond T5, Llama, Gemma, GPT-2 and BERT, in folders."""
+"""Random models of transformers beyond T5, Llama, Gemma, GPT-2 and BERT, in folders.
+
+python -m tests.trainer.huggingface.random_shapes     # compares their logits with ours
+"""
 
 import json
+import pathlib
+import tempfile
 
+import numpy as np
+
+from tasks.vocabulary import SpecialIds
 from tests.trainer.huggingface.conftest import random_batch
-from trainer.huggingface import load, model_config, names, parity
+from trainer.huggingface import configs, load, model_config, names, parity, weights
 from trainer.huggingface.kinds import KINDS
+from trainer.model.paths import named
 
 SIZES = {"vocab_size": 384, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0}
 DECODER = SIZES | {
@@ -186,3 +195,31 @@ class Theirs:
 
     def model(self):
         return parity.their_model(str(self.folder), self.written)
+
+
+def table(folder):
+    """Yields a row of Markdown for each shape: its parameters, and differences of logits.
+
+    The differences are those of the folder read here, and of its export read by transformers.
+    """
+    yield "| shape | parameters | theirs here | ours there | largest logit |"
+    yield "|---|---:|---:|---:|---:|"
+    for name in SHAPES:
+        made, again = Theirs(name, folder / name), folder / f"{name}, exported"
+        ours = parity.our_logits(made.config, made.params)
+        theirs = parity.their_logits(made.model())
+        written = configs.to_config(made.config, 64, special=SpecialIds(pad=made.pad))
+        again.mkdir()
+        (again / "config.json").write_text(json.dumps(written))
+        weights.write(str(again), made.tensors(made.params), 10**9)
+        back = parity.their_logits(parity.their_model(str(again), written))
+        both = [parity.compare(ours, each, [made.batch]).difference for each in (theirs, back)]
+        total = sum(each.size for each in named(made.params).values())
+        largest = np.abs(theirs(made.batch)[0]).max()
+        yield f"| {name} | {total:,} | {both[0]:.1e} | {both[1]:.1e} | {largest:.1f} |"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        for line in table(pathlib.Path(temporary)):
+            print(line, flush=True)

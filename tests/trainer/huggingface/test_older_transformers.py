@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tasks.vocabulary import SpecialIds
-from tests.trainer.huggingface.conftest import random_batch
+from tests.trainer.huggingface.conftest import random_batch, random_params
 from tests.trainer.huggingface.random_shapes import SHAPES, Theirs
 from trainer.huggingface import configs, load, model_config, names, parity, weights
 
@@ -82,6 +82,12 @@ def test_shapes_in_transformers_4(tmp_path):
         folder = tmp_path / name.replace(", ", "_").replace(" ", "_")
         folder.mkdir()
         config, params = theirs.config, theirs.params
+        if name in (
+            "longt5",
+            "longt5, blocks",
+        ):  # 4.57 scales all tied logits
+            config = replace(config, tied_logits=False, logits_scale=None)
+            params = random_params(config)
         written = configs.to_config(config, 64, special=SpecialIds(pad=theirs.pad))
         (folder / "config.json").write_text(json.dumps(written))
         kind, pad = written["model_type"], written["pad_token_id"]
@@ -103,7 +109,7 @@ def test_shapes_in_transformers_4(tmp_path):
         found = parity.compare(ours, lambda _, t=theirs: [t], [batch])
         assert found.holds, (folder.name, str(found))
         again = str(folder / "again")
-        assert configs.different_fields(model_config(again), config) == []
+        assert configs.same_model(model_config(again), config), folder.name
         there = parity.our_logits(older_model(config), load(again, config))
         found = parity.compare(there, lambda _, t=theirs: [t], [batch])
         assert found.holds, (folder.name, str(found))

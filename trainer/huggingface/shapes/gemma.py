@@ -6,7 +6,7 @@ section 2; Gemma 3 (arXiv:2503.19786), section 2.
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.shapes import layer_types
@@ -117,5 +117,7 @@ def write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {**written, "rope_parameters": bases, "rope_local_base_freq": base}
 
 
-KINDS["gemma2"] = Kind(read_2, write_2, names.decoder, ("gemma",), "model.", KINDS["gemma"].inert)
+KINDS["gemma2"] = Kind(
+    read_2, write_2, module_names.decoder, ("gemma",), "model.", KINDS["gemma"].inert
+)
 KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=read_3, write=write_3)

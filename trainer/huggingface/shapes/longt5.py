@@ -5,7 +5,7 @@ Source: transformers 5.23, modeling_longt5.py; LongT5 (arXiv:2112.07916), sectio
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
@@ -29,6 +29,9 @@ def _read(fields: Fields) -> ModelConfig:
     return formats.from_t5(fields, attention_window=str(choice))
 
 
+_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
 def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
     options = config.part("attention_window").options
     if not isinstance(options, Sliding | TransientGlobal):
@@ -48,22 +51,24 @@ def _type(config: ModelConfig) -> str:
 
 
 def _tensors(config: ModelConfig) -> dict[str, str]:
-    kind, modules = _type(config), names.t5(config)
+    kind, modules = _type(config), module_names.t5(config)
     own = f"{_MODULES[kind]}SelfAttention"
     first = "encoder.block.0.layer.0.SelfAttention"
     if kind != "local":
         table = "encoder/relpos_bias/blocks/rel_embedding"
         modules[table] = f"{first}.global_relative_attention_bias"
-        norm = names.affine(
+        norm = module_names.affine(
             "attention/global_input_layer_norm",
             "layer.0.SelfAttention.global_input_layer_norm",
             False,
         )
-        modules |= names.layers("encoder", config.num_encoder_layers, "encoder.block", norm)
+        modules |= module_names.layers("encoder", config.num_encoder_layers, "encoder.block", norm)
     return {
         path: name.replace("SelfAttention", own) if path.startswith("encoder/") else name
         for path, name in modules.items()
     }
 
 
-KINDS["longt5"] = Kind(*(_read, _write, _tensors, formats.T5S), inert=frozenset({"is_decoder"}))
+KINDS["longt5"] = Kind(
+    *(_read, _write, _tensors, formats.T5S), inert=frozenset({"is_decoder"}), copies=_COPIES
+)

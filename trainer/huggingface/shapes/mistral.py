@@ -5,7 +5,7 @@ Source: transformers 5.23, modeling_mistral.py; Mistral 7B (arXiv:2310.06825).
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.shapes import layer_types
@@ -27,4 +27,6 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {**written, "sliding_window": window.window if window else None}
 
 
-KINDS["mistral"] = Kind(_read, _write, names.decoder, ("llama",), "model.", KINDS["llama"].inert)
+KINDS["mistral"] = Kind(
+    _read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+)

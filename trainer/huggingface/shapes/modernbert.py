@@ -6,10 +6,10 @@ ModernBERT (arXiv:2412.13663), section 2.
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
-from trainer.huggingface.names import activations
+from trainer.huggingface.module_names import activations
 from trainer.huggingface.shapes import layer_types
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
@@ -107,22 +107,22 @@ def _every(types: list[str]) -> dict[str, int]:
 def _tensors(config: ModelConfig) -> dict[str, str]:
     layer = model_spec(config).stacks["encoder"].layers[0]
     norm_bias, bias = layer.norm.has_bias, config.value("attention_bias")
-    inside = names.affine("attention/out", "attn.Wo", bias)
+    inside = module_names.affine("attention/out", "attn.Wo", bias)
     for name in ("query", "key", "value"):
-        inside |= names.affine(f"attention/{name}", "attn.Wqkv", bias)
+        inside |= module_names.affine(f"attention/{name}", "attn.Wqkv", bias)
     for ours, theirs in (("wi_0", "Wi"), ("wi_1", "Wi"), ("wo", "Wo")):
-        inside |= names.affine(f"mlp/{ours}", f"mlp.{theirs}", layer.feed_forward.bias)
-    inside |= names.affine("pre_attention_layer_norm", "attn_norm", norm_bias)
-    inside |= names.affine("pre_mlp_layer_norm", "mlp_norm", norm_bias)
-    layers = names.layers("encoder", config.num_encoder_layers, "model.layers", inside)
+        inside |= module_names.affine(f"mlp/{ours}", f"mlp.{theirs}", layer.feed_forward.bias)
+    inside |= module_names.affine("pre_attention_layer_norm", "attn_norm", norm_bias)
+    inside |= module_names.affine("pre_mlp_layer_norm", "mlp_norm", norm_bias)
+    layers = module_names.layers("encoder", config.num_encoder_layers, "model.layers", inside)
     first = "encoder/layers_0/pre_attention_layer_norm/"
     return {
         "token_embedder/embedding": "model.embeddings.tok_embeddings",
-        **names.affine("encoder/embedding_layer_norm", "model.embeddings.norm", norm_bias),
+        **module_names.affine("encoder/embedding_layer_norm", "model.embeddings.norm", norm_bias),
         **{path: name for path, name in layers.items() if not path.startswith(first)},
-        **names.affine("encoder/encoder_norm", "model.final_norm", norm_bias),
-        **names.affine("mlm_head/dense", "head.dense", config.head_bias),
-        **names.affine("mlm_head/layer_norm", "head.norm", norm_bias),
+        **module_names.affine("encoder/encoder_norm", "model.final_norm", norm_bias),
+        **module_names.affine("mlm_head/dense", "head.dense", config.head_bias),
+        **module_names.affine("mlm_head/layer_norm", "head.norm", norm_bias),
         "mlm_head/logits_bias": "decoder",
     }
 

@@ -5,7 +5,7 @@ Source: transformers 5.23, modeling_olmo2.py; OLMo 2 (arXiv:2501.00656), section
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
@@ -27,4 +27,6 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
     return formats.to_rotary_decoder(config, positions, "Olmo2ForCausalLM")
 
 
-KINDS["olmo2"] = Kind(_read, _write, names.decoder, ("llama",), "model.", KINDS["llama"].inert)
+KINDS["olmo2"] = Kind(
+    _read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+)

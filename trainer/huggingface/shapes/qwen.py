@@ -6,7 +6,7 @@ section 2, for the norms of queries and keys.
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.shapes import layer_types
@@ -58,5 +58,7 @@ def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
     return _write(config, positions, "Qwen3ForCausalLM")
 
 
-KINDS["qwen2"] = Kind(_read_2, _write_2, names.decoder, ("llama",), "model.", KINDS["llama"].inert)
+KINDS["qwen2"] = Kind(
+    _read_2, _write_2, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+)
 KINDS["qwen3"] = KINDS["qwen2"]._replace(read=_read_3, write=_write_3)

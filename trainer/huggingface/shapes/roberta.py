@@ -8,10 +8,10 @@ Source: transformers 5.23, modeling_roberta.py; RoBERTa (arXiv:1907.11692).
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
-from trainer.huggingface.names import activations
+from trainer.huggingface.module_names import activations
 from trainer.model.config import ModelConfig
 
 _POSITIONS = "encoder/position_embedder/pos_embedding"
@@ -64,7 +64,7 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
 def _tensors(config: ModelConfig) -> dict[str, str]:
     return {
         path: _HEAD.get(name, name.replace("bert.", "roberta.", 1))
-        for path, name in names.bert(config).items()
+        for path, name in module_names.bert(config).items()
         if not path.startswith("order_head/")
     }
 

@@ -8,7 +8,7 @@ Source: transformers 5.23, modeling_switch_transformers.py; Switch Transformers 
 
 from typing import Any
 
-from trainer.huggingface import formats, names
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
@@ -96,7 +96,8 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 def _tensors(config: ModelConfig) -> dict[str, str]:
     modules = {
-        path: name.replace("DenseReluDense", "mlp") for path, name in names.t5(config).items()
+        path: name.replace("DenseReluDense", "mlp")
+        for path, name in module_names.t5(config).items()
     }
     for stack in _STACKS:
         for number in _of_ours(config.switch_every, getattr(config, f"num_{stack}_layers")):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainer.huggingface import names
+from trainer.huggingface import module_names
 from trainer.huggingface.fields import Fields, unset
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.shapes import gemma, layer_types
@@ -131,19 +131,21 @@ def stacks(
             norm = mixer.replace("encoder_decoder", "cross")
             for place in ("pre", "post"):
                 name = f"{place}_{theirs}_layernorm"
-                inside |= names.affine(f"{place}_{norm}_layer_norm", name, False)
+                inside |= module_names.affine(f"{place}_{norm}_layer_norm", name, False)
             for ours, projection in projections.items():
-                inside |= names.affine(f"{mixer}/{ours}", f"{theirs}.{projection}", bias)
+                inside |= module_names.affine(f"{mixer}/{ours}", f"{theirs}.{projection}", bias)
             if config.query_key_norm:
                 for letter, ours in (("q", "query"), ("k", "key")):
-                    inside |= names.affine(f"{mixer}/{ours}_norm", f"{theirs}.{letter}_norm", False)
+                    inside |= module_names.affine(
+                        f"{mixer}/{ours}_norm", f"{theirs}.{letter}_norm", False
+                    )
         for place in ("pre", "post"):
             name = f"{place}_feedforward_layernorm"
-            inside |= names.affine(f"{place}_mlp_layer_norm", name, False)
+            inside |= module_names.affine(f"{place}_mlp_layer_norm", name, False)
         for ours, name in (("wi_0", "gate_proj"), ("wi_1", "up_proj"), ("wo", "down_proj")):
-            inside |= names.affine(f"mlp/{ours}", f"mlp.{name}", False)
-        modules |= names.affine(f"{stack}/{stack}_norm", f"{places[stack]}.norm", False)
-        modules |= names.layers(stack, count, f"{places[stack]}.layers", inside)
+            inside |= module_names.affine(f"mlp/{ours}", f"mlp.{name}", False)
+        modules |= module_names.affine(f"{stack}/{stack}_norm", f"{places[stack]}.norm", False)
+        modules |= module_names.layers(stack, count, f"{places[stack]}.layers", inside)
     return modules
 
 
