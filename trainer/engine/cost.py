@@ -45,7 +45,8 @@ def products_per_step(
 
     Counts 1 for each kernel element and position, and 2 for each query, key and attention channel,
     even if masked or padded. For attention with a pattern, counts the pairs in visited blocks:
-    under a causal mask, no blocks after the query's. With `halve_causal`, other causal attention
+    under a causal mask, no blocks after the query's; with a window, the pairs in it. With
+    `halve_causal`, other causal attention
     counts half of its pairs. Counts only the expert that a token goes through, not unused capacity,
     and only the positions left in a layer. Excludes embedding look-ups, norms, softmax and the
     optimizer, and ignores the length of a stack that the model lacks.
@@ -90,7 +91,8 @@ def products_per_step(
         products += config.vocab_size * config.emb_dim * tokens[last]
     for name, stack in spec.stacks.items():
         for layer, length, after in zip(stack.layers, left[name][:-1], left[name][1:], strict=True):
-            pairs = self_pairs(layer.mixer, stack.mask, length, halve_causal)
+            mask = stack.mask if layer.mask is None else layer.mask
+            pairs = self_pairs(layer.mixer, mask, length, halve_causal)
             if _reads_memory(layer):
                 pairs += length * left["encoder"][-1]
             attention += round(layer.mixer.products_per_pair * batch_size * pairs)
@@ -119,6 +121,15 @@ def self_pairs(mixer: Mixer, mask: AnyMask, length: int, halve_causal: bool = Fa
     """Returns how many query-key pairs self-attention computes per row, averaged over heads."""
     pattern, kernels = getattr(mixer, "pattern", None), known(mask)
     causal = kernels is not None and kernels.causal
+    if kernels is not None and kernels.window is not None and kernels.window < length:
+        sides = kernels.window - 1, 0 if causal else kernels.reach
+        return length + sum(_beside(length, side) for side in sides)
     if pattern is None or pattern.block >= length:
         return length**2 / (2 if causal and halve_causal else 1)
     return visited_pairs(pattern, mixer.num_heads, length, causal)
+
+
+def _beside(length: int, side: int) -> int:
+    """Returns the number of pairs of a row with a key up to `side` positions before its query."""
+    side = min(side, length - 1)
+    return length * side - side * (side + 1) // 2

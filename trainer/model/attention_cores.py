@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from trainer.model.dense import Built, Order, Shared, tracing_device
 from trainer.model.device import LANES, fills_tiles, group_width
-from trainer.model.fused_attention import fits_memory, fused_attention
+from trainer.model.fused_attention import buffers_of, fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.fused_tiles import bias_fits
 from trainer.model.masks import Mask, Rows
@@ -125,16 +125,16 @@ def choose(at: Attending) -> str:
         longest = max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows))
         fits = (
             view.predicate is not None
-            and view.predicate.window is None
+            and (view.predicate.window is None or not device.is_gpu)
             and not view.watches("weights_BHLS")
             and at.added_logits is None
             and shared.attention_weights == "softmax"
-            and shared.attention_softcap is None
+            and (shared.attention_softcap is None or not device.is_gpu)
             and (pattern is None or (not device.is_gpu and _tiles(at, pattern)))
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not at.drops)
-            and (device.is_gpu or fits_memory(longest, device.kernel_bytes))
+            and (device.is_gpu or buffers_of(longest, device.kernel_bytes) > 0)
             and device.fits(at.head_dim)
             # Initialisation traces the model on one token, for any device.
             and not at.module.is_initializing()
@@ -255,7 +255,8 @@ def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None
     run: Callable[..., Array] = triton_attention
     if not device.is_gpu:
         memory, interpret = device.kernel_bytes, not device.is_tpu
-        run = partial(fused_attention, vmem_bytes=memory, interpret=interpret)
+        softcap = at.shared.attention_softcap
+        run = partial(fused_attention, vmem_bytes=memory, interpret=interpret, softcap=softcap)
     run = partial(run, head_dim=at.head_dim, predicate=at.predicate, scale=at.scale)
     sides = [Rows(side.segment_BL, side.prefix_BL) for side in (at.view.rows, at.view.source_rows)]
     table_HR = None if relative is None else relative.table_HR

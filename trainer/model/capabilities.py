@@ -120,6 +120,13 @@ class CrossFacts:
 
 
 @dataclass(frozen=True)
+class WindowFacts:
+    """Flag: the kernels for TPUs compute it."""
+
+    fuses: bool = False
+
+
+@dataclass(frozen=True)
 class HeadFacts:
     """Flag: all layers of a stack have the same heads."""
 

@@ -142,8 +142,8 @@ class ModelConfig:
     )
     attention_softcap: float | None = field(
         None,
-        "limit c of scaled attention logits x, which become c * tanh(x / c), as in Gemma 2; no "
-        "fused kernel computes it; None: no limit",
+        "limit c of scaled attention logits x, which become c * tanh(x / c), as in Gemma 2; None: "
+        "no limit",
     )
     attention_window: str = field(
         "none",
@@ -432,7 +432,10 @@ class ModelConfig:
         """Returns the attention implementation for training on JAX's `device_kind`."""
         device, patterned = Device(device_kind), self.part("attention_pattern").name != FULL_PATTERN
         fits = "pallas" in self.attentions and not self.drops_by_query
-        if self.attention == AUTO and (not fits or (device.is_gpu and patterned)):
+        windowed = self.part("attention_window").name != "none"
+        if device.is_gpu and (windowed or self.attention_softcap is not None):
+            fits = fits and self.attention not in (AUTO, "pallas")
+        if self.attention in (AUTO, "pallas") and (not fits or (device.is_gpu and patterned)):
             return "einsum"
         return device.attention(self.attention, self.dtype, self.head_dim)
 
@@ -445,12 +448,14 @@ class ModelConfig:
     def attentions(self) -> tuple[str, ...]:
         fitting = self.mixer_facts.attentions
         without: set[str] = set()
-        windows = self.part("attention_window").name != "none"
-        if windows or self.facts("cross_attention").merges or not self.facts("position").fuses:
+        fuse = all(self.facts(slot).fuses for slot in ("attention_window", "position"))
+        if not fuse or self.facts("cross_attention").merges:
             without.add("pallas")
         reads = any(facts.reads_weights for facts in self.stack_parts.values())
-        if reads or self.attention_weights != "softmax" or self.attention_softcap is not None:
+        if reads or self.attention_weights != "softmax":
             without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
+        if self.attention_softcap is not None:
+            without |= {"dot_product", "cudnn"}
         name, pattern = self.part("attention_pattern")
         if name != FULL_PATTERN and not fills_tiles(pattern.block):
             without.add("pallas")

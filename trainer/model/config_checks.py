@@ -246,10 +246,10 @@ def _check_attention(config: Any) -> None:
     require_of(config, name in config.mixer_facts.attentions, "mixer", rule)
     rule = f"'softmax' with attention {name!r}"
     require_of(config, config.attention_weights == "softmax", "attention_weights", rule)
-    rule = f"unset with attention {name!r}"
-    require_of(config, config.attention_softcap is None, "attention_softcap", rule)
-    fits = name != "pallas" or config.part("attention_window").name == "none"
-    require_of(config, fits, "attention_window", f"'none' with attention {name!r}")
+    fits = name == "pallas" or config.attention_softcap is None
+    require_of(config, fits, "attention_softcap", f"unset with attention {name!r}")
+    fits = name != "pallas" or config.facts("attention_window").fuses
+    require_of(config, fits, "attention_window", f"another one with attention {name!r}")
     rule = f"another one with attention {name!r}"
     require_of(config, name in config.attentions, "position", rule)
     if name == "pallas":

@@ -44,13 +44,18 @@ NO_QUERY, NO_KEY = -1, -2
 SAVED = "fused_attention"
 
 
-def fits_memory(longest: int, vmem_bytes: int, itemsize: int = 2) -> bool:
-    """Returns True if a core's memory can hold rows of this length, which kernels read whole.
+def buffers_of(longest: int, vmem_bytes: int, itemsize: int = 2) -> int:
+    """Returns how often a core's memory can hold rows of this length, which kernels read whole.
 
     The backward pass holds eight arrays per row, each twice for the pipeline; half of the memory
-    is left for tiles and sums. With 14 MiB, as on v4, rows of 2,048 are 5% too long.
+    is left for tiles and sums. With 14 MiB, as on v4, rows of 2,048 are 5% too long. Longer rows
+    are held once, beside sums in float32 and transposed queries: then the next row is read only
+    when one is finished, which takes little of a long row's time. 0 means that they do not fit.
     """
-    return 2 * 8 * longest * LANES * itemsize <= vmem_bytes / 2
+    row = longest * LANES * itemsize
+    if 2 * 8 * row <= vmem_bytes / 2:
+        return 2
+    return 1 if (8 + 4) * row <= 0.8 * vmem_bytes else 0
 
 
 def fused_attention(
@@ -67,11 +72,13 @@ def fused_attention(
     vmem_bytes: int = 14 << 20,
     interpret: bool = False,
     layout: tuple[Visits, Tables] | None = None,
+    softcap: float | None = None,
 ) -> Array:
     """Returns values weighted by `softmax((q k + bias) * scale)`: [B, L, J] in the dtype of q.
 
-    A query that sees no key gets zeros. Bias, logits and all sums are float32; weights are rounded
-    to the operands' dtype before the products. Raises ValueError if heads do not fill registers.
+    With `softcap` c, logits x become c * tanh(x / c) before the softmax. A query that sees no key
+    gets zeros. Bias, logits and all sums are float32; weights are rounded to the operands' dtype
+    before the products. Raises ValueError if heads do not fill registers.
 
     What one product projects need not be taken apart: `q_BLJ` may be [B, L, 3 * J] without the
     other two, or `k_BSJ` [B, S, 2 * J] without `v_BSJ`, with one piece per group of heads (see
@@ -89,7 +96,10 @@ def fused_attention(
     biased_dim = head_dim if relative else None
     visits, tables = layout or (None, None)
     block = visits.tile if visits else block
-    blocks = blocks_of(length, source_length, predicate, biased_dim, vmem_bytes, block)
+    longest, itemsize = max(length, source_length), q_BLJ.dtype.itemsize
+    buffers = buffers_of(longest, vmem_bytes, itemsize) or 1
+    for_tiles = vmem_bytes if buffers == 2 else vmem_bytes // 4
+    blocks = blocks_of(length, source_length, predicate, biased_dim, for_tiles, block)
     plan = Plan(
         length,
         source_length,
@@ -101,6 +111,8 @@ def fused_attention(
         vmem_bytes,
         interpret,
         visits,
+        softcap,
+        buffers,
     )
     table_HR = relative.table_HR if relative else None
     width = q_BLJ.shape[2]
@@ -212,7 +224,8 @@ def _call(
         if array is None:
             return None
         shape = (rows, length, array.shape[2] // groups)
-        return pl.BlockSpec(shape, lambda group, row: (row, 0, group))
+        once = {} if plan.buffers == 2 else {"pipeline_mode": pl.Buffered(plan.buffers)}
+        return pl.BlockSpec(shape, lambda group, row: (row, 0, group), **once)
 
     ids = 2 if plan.predicate.prefix else 1
     vector = None

@@ -178,6 +178,10 @@ def backward_kernel(plan: Plan, rows: int, at: Operands, to: Operands, *refs: An
         else:
             inner_1q = inner_Gq[head : head + 1]
         logits_gradient_kq = product_kq - weights_kq * inner_1q
+        if plan.softcap is not None:
+            # Masked logits have no gradient; their square would not be finite.
+            share_kq = jnp.maximum(logits_kq, -plan.softcap) * (1 / plan.softcap)
+            logits_gradient_kq *= 1 - share_kq * share_kq
         if tiles_gradient_ref is not None:
             tiles_gradient_ref[plan.tile(head, i, j)] += logits_gradient_kq
         logits_gradient_kq = logits_gradient_kq.astype(q_Pq.dtype)
@@ -276,7 +280,7 @@ _Loop = tuple[Callable[[Any], Any], Any, Any]
 
 def _visited_keys(plan: Plan, at: Operands, group: Any, i: Any) -> _Loop:
     if plan.visits is None:
-        return lambda j: j, 0, i + 1 if plan.skips else plan.key_blocks
+        return lambda j: j, *plan.keys_of(i)
     own = i + group * plan.query_blocks if plan.visits.by_group else i
     first = own * plan.visits.most_keys
     return lambda m: at.tables.keys[first + m], 0, at.tables.key_counts[own]
@@ -284,7 +288,7 @@ def _visited_keys(plan: Plan, at: Operands, group: Any, i: Any) -> _Loop:
 
 def _visiting_queries(plan: Plan, at: Operands, group: Any, j: Any) -> _Loop:
     if plan.visits is None:
-        return lambda i: i, j if plan.skips else 0, plan.query_blocks
+        return lambda i: i, *plan.queries_of(j)
     own = j + group * plan.key_blocks if plan.visits.by_group else j
     first = own * plan.visits.most_queries
     return lambda m: at.tables.queries[first + m], 0, at.tables.query_counts[own]
@@ -322,14 +326,22 @@ def _logits(
         logits_kq *= plan.scale
     if tiles_ref is not None:
         logits_kq += tiles_ref[plan.tile(head, i, j)]
+    if plan.softcap is not None:
+        logits_kq = plan.softcap * jnp.tanh(logits_kq * (1 / plan.softcap))
     bits = None if at.tables is None else at.tables.bits
     visible_kq = key_ids[0] == at.query_BIL[row, 0:1, columns]
-    if plan.predicate.causal and not plan.causal_bias:
+    causal = plan.predicate.causal and not plan.causal_bias
+    if causal or plan.predicate.window is not None:
         key_k1 = lax.broadcasted_iota(jnp.int32, (plan.block_k, 1), 0) + j * plan.block_k
         query_1q = lax.broadcasted_iota(jnp.int32, (1, plan.block_q), 1) + i * plan.block_q
+    if causal:
         visible_kq &= key_k1 <= query_1q
     if plan.predicate.prefix:
         visible_kq |= key_ids[1] == at.query_BIL[row, 1:2, columns]
+    if plan.predicate.window is not None:
+        visible_kq &= key_k1 > query_1q - plan.predicate.window
+        if not plan.skips:
+            visible_kq &= key_k1 <= query_1q + plan.predicate.reach
     if bits is not None and plan.visits is not None:
         own = head if plan.visits.by_group else 0
         bits_1q = _row_of(bits, own * plan.key_blocks + j, columns)

@@ -59,8 +59,9 @@ class Plan:
     """The static part of a call. L is `length`, S `source_length` and K `head_dim`.
 
     `head_dim` divides 128 or is a multiple of it. `bias` says how distances share the bias table.
-    `scale` multiplies query-key products. Kernels may use `vmem_bytes` of core memory. `interpret`
-    runs without a TPU. `visits` None means all tiles.
+    `scale` multiplies query-key products; `softcap` limits the logits. Kernels may use `vmem_bytes`
+    of core memory, in which they hold each block of a row `buffers` times. `interpret` runs without
+    a TPU. `visits` None means all tiles that the predicate does not rule out.
     """
 
     length: int
@@ -74,6 +75,8 @@ class Plan:
     vmem_bytes: int
     interpret: bool
     visits: Visits | None = None
+    softcap: float | None = None
+    buffers: int = 2
 
     @property
     def heads(self) -> int:
@@ -96,10 +99,10 @@ class Plan:
     @property
     def metadata(self) -> dict[str, str] | None:
         """Kernel metadata for facts that the program text does not show: `VISITED`."""
-        if self.visits is None:
+        if self.visits is None and self.predicate.window is None:
             return None
-        causal = self.query_blocks * (self.query_blocks + 1) / 2
-        return {VISITED: f"{self.visits.tiles / causal:.6f}"}
+        tiles = len(self.pairs) if self.visits is None else self.visits.tiles
+        return {VISITED: f"{tiles / (self.query_blocks * (self.query_blocks + 1) / 2):.6f}"}
 
     @property
     def skips(self) -> bool:
@@ -108,17 +111,33 @@ class Plan:
 
     @property
     def causal_bias(self) -> bool:
-        """True if the bias tiles mask keys after their query."""
-        return self.skips and self.bias is not None
+        """True if the bias tiles mask keys after their query, which a cap would undo."""
+        return self.skips and self.bias is not None and self.softcap is None
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """The (query block, key block) of each tile, ordered by key block."""
-        return [
-            (i, j)
-            for j in range(self.key_blocks)
-            for i in range(j if self.skips else 0, self.query_blocks)
-        ]
+        return [(i, j) for j in range(self.key_blocks) for i in range(*self.queries_of(j))]
+
+    def keys_of(self, i: Any) -> tuple[Any, Any]:
+        """Returns the first key block that query block i sees, and the one after the last."""
+        first, end, window = 0, i + 1 if self.skips else self.key_blocks, self.predicate.window
+        if window is not None:
+            first = _block_at(i * self.block_q - (window - 1), self.block_k)
+            if not self.skips:
+                last = i * self.block_q + self.block_q - 1 + self.predicate.reach
+                end = _least(_block_at(last, self.block_k) + 1, end)
+        return first, end
+
+    def queries_of(self, j: Any) -> tuple[Any, Any]:
+        """Returns the first query block that sees key block j, and the one after the last."""
+        first, end, window = j if self.skips else 0, self.query_blocks, self.predicate.window
+        if window is not None:
+            if not self.skips:
+                first = _block_at(j * self.block_k - self.predicate.reach, self.block_q)
+            last = j * self.block_k + self.block_k - 1 + window - 1
+            end = _least(_block_at(last, self.block_q) + 1, end)
+        return first, end
 
     @property
     def area(self) -> int:
@@ -187,6 +206,18 @@ class Plan:
         return vector_HTW.reshape(-1, self.heads * self.tiles, period)
 
 
+def _block_at(position: Any, block: int) -> Any:
+    """Returns the block of a position, 0 for those before the row."""
+    if isinstance(position, int):
+        return max(position, 0) // block
+    return lax.div(jnp.maximum(position, 0), jnp.int32(block))
+
+
+def _least(one: Any, other: Any) -> Any:
+    both_known = isinstance(one, int) and isinstance(other, int)
+    return min(one, other) if both_known else jnp.minimum(one, other)
+
+
 def _divisor(number: int, most: int) -> int:
     return max((n for n in range(1, min(number, most) + 1) if number % n == 0), default=1)
 
@@ -201,14 +232,16 @@ def blocks_of(
 ) -> tuple[int, int]:
     """Returns the lengths of query and key blocks; `head_dim` is None without a bias.
 
-    The lengths are equal with a bias or causal mask, whose tiles follow the diagonal.
+    The lengths are equal with a bias, causal mask or window, whose tiles follow the diagonal.
     """
     if block:
         return block, block
-    if head_dim is None and not predicate.causal:
-        return _block(length, False, lambda _: True), _block(source_length, False, lambda _: True)
+    if head_dim is None and not predicate.causal and predicate.window is None:
+        both = length, source_length
+        queries, keys = (_block(each, predicate, lambda _: True) for each in both)
+        return queries, keys
     longest, skips = max(length, source_length), predicate.skips
-    same = _block(longest, skips, partial(bias_fits, longest, skips, head_dim, vmem_bytes))
+    same = _block(longest, predicate, partial(bias_fits, longest, skips, head_dim, vmem_bytes))
     return same, same
 
 
@@ -221,10 +254,13 @@ def bias_fits(length: int, skips: bool, head_dim: int | None, vmem_bytes: int, b
     return 2 * tiles * 4 * block**2 <= 0.4 * vmem_bytes
 
 
-def _block(length: int, skips: bool, fits: Callable[[int], bool]) -> int:
+def _block(length: int, predicate: Mask, fits: Callable[[int], bool]) -> int:
     def cost(block: int) -> float:
         blocks = pl.cdiv(length, block)
-        tiles = blocks * (blocks + 1) / 2 if skips else blocks**2
+        tiles = blocks * (blocks + 1) / 2 if predicate.skips else blocks**2
+        if predicate.window is not None:
+            ahead = 0 if predicate.skips else pl.cdiv(predicate.reach, block)
+            tiles = min(tiles, blocks * (1 + pl.cdiv(predicate.window - 1, block) + ahead))
         return tiles * block**2 * COST_OF_BLOCK[block]
 
     return min(filter(fits, COST_OF_BLOCK), key=cost, default=min(COST_OF_BLOCK))

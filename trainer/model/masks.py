@@ -37,15 +37,21 @@ class Mask(NamedTuple):
     Tokens see their own packed example, and padding is never seen. With `causal` they see only
     themselves and earlier positions of the row; with `prefix`, tokens in the prefix also see all of
     it; with `window`, they see no key that is `window` or more positions away, or, with `ahead`, no
-    later key more than `ahead` positions away. Kernels compute the same, except for windows, from
-    integers per query and key. A spec may use any other function as its mask, but kernels do not
-    support it.
+    later key more than `ahead` positions away. Kernels compute the same from integers per query and
+    key; those for GPUs have no windows. A spec may use any other function as its mask, but kernels
+    do not support it.
     """
 
     causal: bool = False
     prefix: bool = False
     window: int | None = None
     ahead: int | None = None
+
+    @property
+    def reach(self) -> int:
+        """How many positions a window extends ahead of its query."""
+        assert self.window is not None
+        return self.window - 1 if self.ahead is None else self.ahead
 
     @property
     def skips(self) -> bool:
@@ -62,9 +68,8 @@ class Mask(NamedTuple):
         query_index_L1 = jnp.arange(query.segment_BL.shape[1])[:, None]
         key_index_1S = jnp.arange(key.segment_BL.shape[1])[None, :]
         if self.window is not None:
-            ahead = self.window - 1 if self.ahead is None else self.ahead
             distance_LS = key_index_1S - query_index_L1
-            same_BLS &= (-self.window < distance_LS) & (distance_LS <= ahead)
+            same_BLS &= (-self.window < distance_LS) & (distance_LS <= self.reach)
         if not self.causal:
             return same_BLS
         seen_BLS = (key_index_1S <= query_index_L1)[None]

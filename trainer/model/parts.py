@@ -23,6 +23,7 @@ from trainer.model.capabilities import (
     PlacementFacts,
     PositionFacts,
     StackPartFacts,
+    WindowFacts,
 )
 from trainer.model.device import ATTENTION_NAMES
 from trainer.model.slots import Part, Slot, constant, of_options, reject_changed, require_of
@@ -255,7 +256,11 @@ SLOTS = {
             HeadFacts,
         ),
         # Builder(config, options, stack) -> the `spec.StackSpec` with the views of its layers.
-        Slot("attention_window", {"none": Part(lambda config, options, stack: stack)}),
+        Slot(
+            "attention_window",
+            {"none": Part(lambda config, options, stack: stack, WindowFacts(fuses=True))},
+            WindowFacts,
+        ),
         # A pattern's options are a `sparsity.Pattern`.
         Slot("attention_pattern", {FULL_PATTERN: Part(lambda config, options: None)}),
         # Builder(config, options) -> `mixers.Mixer`.

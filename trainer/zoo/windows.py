@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.terminal.fields import Rule, above, at_least, field
-from trainer.model.capabilities import ENCODER_DECODER
+from trainer.model.capabilities import ENCODER_DECODER, WindowFacts
 from trainer.model.parts import register
 from trainer.model.slots import Part, reject_changed, require_of
 
@@ -94,4 +94,4 @@ def slide(config: Any, options: Sliding, stack: Any) -> Any:
     return replace(stack, layers=layers)
 
 
-register("attention_window", "sliding", Part(slide, options=Sliding, check=_check))
+register("attention_window", "sliding", Part(slide, WindowFacts(fuses=True), Sliding, _check))

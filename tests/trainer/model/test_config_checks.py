@@ -31,8 +31,16 @@ REFUSED = [
     ("bert", {"position": "rotary", "head_dim": 12}, "head_dim is .*must be"),
     ("evolved_transformer", {"position": "rotary"}, "position is .*must be"),
     ("lm", {"position": "rotary", "head_dim": 3}, "head_dim is .*must be"),
-    ("llama", {"attention_softcap": 1.0, "attention": "pallas"}, "attention_softcap is .*unset"),
-    ("llama", {"attention_window": "sliding", "attention": "pallas"}, "attention_window is .*none"),
+    (
+        "llama",
+        {"attention_softcap": 1.0, "attention": "dot_product"},
+        "attention_softcap is .*unset",
+    ),
+    (
+        "t5_1_1",
+        {"attention_window": "transient_global", "attention": "pallas", "num_encoder_layers": 1},
+        "attention is 'pallas'",
+    ),
     ("llama", {"attention_window": "sliding:layers=gg"}, "attention_window is .*letters l and g"),
     ("llama", {"attention_window": "sliding:reach=3"}, "attention_window is .*without reach"),
     ("lm", {"attention_window": "sliding:decoder=false"}, "attention_window is .*one stack"),

@@ -25,6 +25,7 @@ from trainer.model.positions import RelativeBias, T5RelativePosition
 from trainer.zoo.sparse_layouts import BigBird
 
 ENCODER, DECODER, PREFIX = Mask(), Mask(causal=True), Mask(causal=True, prefix=True)
+LOCAL, BOTH_WAYS = Mask(causal=True, window=19), Mask(window=6, ahead=21)
 B = 2
 
 
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     unrolled: int = 1 << 12
     pattern: object = None
     shared: int = 1  # heads of queries per head of keys and values
+    softcap: float | None = None
 
 
 CASES = {
@@ -54,12 +56,19 @@ CASES = {
     "prefix, loops": Case(PREFIX, 40, 40, False, head_dim=128, num_heads=1, unrolled=1),
     "cross": Case(ENCODER, 14, 30, False, block=None),
     "cross, loops": Case(ENCODER, 40, 20, False, dtype="bfloat16", scale=0.125, unrolled=1),
+    "window": Case(LOCAL, 28, 28, True, num_heads=1, softcap=1.5),
+    "window, loops": Case(LOCAL, 76, 76, False, unrolled=1, dtype="bfloat16"),
+    "window of a prefix": Case(LOCAL._replace(prefix=True), 60, 60, True, num_heads=1, unrolled=1),
+    "window of an encoder": Case(BOTH_WAYS, 44, 44, True, num_heads=1),
+    "window of an encoder, loops": Case(BOTH_WAYS, 76, 76, False, unrolled=1, softcap=0.5),
+    "narrow window": Case(Mask(causal=True, window=2), 40, 40, False, num_heads=1, unrolled=1),
+    "cap, loops": Case(DECODER, 40, 40, True, scale=0.125, unrolled=1, softcap=2.0),
 }
 
 
 def bias_of(case):
     # So near that distant blocks share a tile.
-    return T5RelativePosition(bidirectional=case.mask == ENCODER, max_distance=20)
+    return T5RelativePosition(bidirectional=not case.mask.causal, max_distance=20)
 
 
 def attend(case, q, k, v, table, query, key, bias_of=bias_of, **more):
@@ -67,7 +76,7 @@ def attend(case, q, k, v, table, query, key, bias_of=bias_of, **more):
         *(q, k, v, query, key, case.head_dim, case.mask),
         relative=RelativeBias(table, bias_of(case)) if case.biased else None,
         scale=case.scale,
-        **{"block": case.block, "interpret": True} | more,
+        **{"block": case.block, "interpret": True, "softcap": case.softcap} | more,
     )
 
 
@@ -83,7 +92,10 @@ def write_out(case, q, k, v, table, query, key):
         distance = np.arange(case.source_length) - np.arange(case.length)[:, None]
         logits += table[:, bias_of(case).bucket(distance)]
     mask = case.mask(query, key)[:, None]
-    weights = jax.nn.softmax(jnp.where(mask, logits * case.scale, -1e30)) * mask
+    logits *= case.scale
+    if case.softcap is not None:
+        logits = case.softcap * jnp.tanh(logits / case.softcap)
+    weights = jax.nn.softmax(jnp.where(mask, logits, -1e30)) * mask
     return jnp.einsum("bhls,bshk->blhk", weights, heads(v), precision="highest").reshape(q.shape)
 
 
@@ -110,7 +122,7 @@ def example(case, seed):
         index = np.arange(length)
         full, second = random.integers(0, length + 1, (2, B, 1))
         segment = np.where(index < full, 1 + (index >= second), 0)
-        prefix = random.integers(0, 2, (B, length)) if case.mask == PREFIX else None
+        prefix = random.integers(0, 2, (B, length)) if case.mask.prefix else None
         return Rows(jnp.asarray(segment), None if prefix is None else jnp.asarray(prefix))
 
     length, source_length = case.length, case.source_length
@@ -219,7 +231,7 @@ def compile_for(topology):
     sharding = SingleDeviceSharding(device)
     memory_of_core = Device(device.device_kind).kernel_bytes
     for name, case in COMPILED.items():
-        if not fused.fits_memory(case.length, memory_of_core):
+        if not fused.buffers_of(case.length, memory_of_core):
             print(name, flush=True)  # computed without kernels there
             continue
         operands, rows, gradient = jax.eval_shape(partial(example, case, 0))

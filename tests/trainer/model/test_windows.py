@@ -10,6 +10,7 @@ import pytest
 from tests.support.parameters import slow_unless
 from tests.trainer.huggingface.conftest import random_batch, random_params
 from tests.trainer.model.conftest import tiny_config
+from trainer.engine.cost import self_pairs
 from trainer.model.layers import stack_layers, unstack_layers
 from trainer.model.masks import Mask, Rows, seen_from
 from trainer.model.spec import model_spec
@@ -101,3 +102,18 @@ def test_a_scan_runs_local_and_global_layers_in_turn(family):
         *(jax.tree.leaves(each) for each in (unstack_layers(found[1]), expected[1])), strict=True
     ):
         np.testing.assert_allclose(one, two, atol=1e-4 * np.abs(two).max())
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [Mask(window=4), Mask(window=3, ahead=5), Mask(causal=True, window=4), Mask(True, True, 50)],
+)
+def test_pairs_of_a_window_are_those_it_sees(mask):
+    length = 11
+    rows = Rows(jnp.ones((1, length), jnp.int32), jnp.zeros((1, length), jnp.int32))
+    mixer = model_spec(tiny_config("lm")).decoder.layers[0].mixer
+    pairs = self_pairs(mixer, mask, length)
+    if mask.window < length:
+        assert pairs == np.asarray(mask(rows, rows)).sum()
+    else:
+        assert pairs == length**2
