@@ -35,8 +35,8 @@ def named_folder(given: Given) -> str | None:
 
 def folder_model(given: Given) -> ModelConfig:
     """Returns the model of `named_folder(given)`, without dropout."""
-    adapts = given.values.get("adapt") is not None
-    model = _model(named_folder(given) or "", given.values.get("model_dir") or "", adapts)
+    names = ("init_from", "model_dir", "adapt", "adapt_encoder")
+    model = _model(*(given.values.get(name) for name in names))
     return dataclasses.replace(model, dropout_rate=0.0)
 
 
@@ -49,7 +49,7 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     source = config.init_from or ""
     if not source.startswith(PREFIX):
         return config
-    found = _model(source, config.model_dir, config.adapt is not None)
+    found = _model(source, config.model_dir, config.adapt, config.adapt_encoder)
     if found.architecture != config.model.architecture:
         raise UserError(
             f"--init_from={source} is a {found.family} model, but --preset={config.preset} is a "
@@ -64,16 +64,23 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     return fields.replace_all(config, taken)
 
 
-def _model(source: str, model_dir: str, adapts: bool) -> ModelConfig:
+def _model(
+    source: str | None, model_dir: str | None, adapt: str | None, encoder: str | None
+) -> ModelConfig:
     """Returns a folder's model, or the recorded one if the run in model_dir began from it.
 
-    If it `adapts`, that is the encoder-decoder made of the folder's decoder.
+    With `adapt`, that is the model made of the folder's decoder, and of the one in `encoder`.
     """
-    path = files.join(model_dir, CONFIG_FILE)
+    source, path = source or "", files.join(model_dir or "", CONFIG_FILE)
     if model_dir and files.exists(path):
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
             return fields.from_dict(ModelConfig, stored["model"], path)
     # Imported here because it reads another library's formats.
-    found: ModelConfig = importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))
-    return importlib.import_module(_ADAPTER).encoder_decoder(found, source) if adapts else found
+    read = importlib.import_module(_READER).model_config
+    found: ModelConfig = read(source.removeprefix(PREFIX))
+    if adapt is None:
+        return found
+    second = (read(encoder.removeprefix(PREFIX)), encoder) if encoder else None
+    made: ModelConfig = importlib.import_module(_ADAPTER).adapted(adapt, found, source, second)
+    return made

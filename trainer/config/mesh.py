@@ -104,6 +104,8 @@ def check_dimensions(
     sizes: Mapping[str, int], rules: str, model: ModelConfig, batch_size: int, microbatches: int
 ) -> None:
     """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1."""
+    if model.encoder_sizes:
+        check_dimensions(sizes, rules, model.of_encoder, batch_size, microbatches)
     size = {axis: max(sizes[axis], 1) for axis in AXES}
     flag = {axis: f"--mesh.{axis}={sizes[axis]}" for axis in AXES}
     # Heads stay whole: a divided head would have to be gathered for every product.

@@ -128,6 +128,9 @@ class MetricsConfig(Checked):
 
 
 _OURS = ReadIf(lambda config: config.engine == "palimpsest", "with --engine=t5x")
+_ADAPTS = ReadIf(
+    lambda config: config.adapt == "encoder_decoder", "without --adapt=encoder_decoder"
+)
 _OPTIONS = Rule(
     "options as NAME=VALUE, each name once, such as xla_tpu_scoped_vmem_limit_kib=65536",
     lambda value: (
@@ -248,12 +251,26 @@ class Config:
     )
     adapt: str | None = field(
         None,
-        "make an encoder-decoder of the decoder that init_from=hf:DIR names: both stacks start as "
-        "the decoder, cross-attention as self-attention, as in T5Gemma",
-        choices=("encoder_decoder",),
+        "make another model of the decoder that init_from=hf:DIR names: an encoder-decoder whose "
+        "stacks start as the decoder, as in T5Gemma, or an encoder",
+        choices=("encoder_decoder", "encoder"),
         read_if=ReadIf(
             lambda config: (config.init_from or "").startswith("hf:"), "without --init_from=hf:DIR"
         ),
+    )
+    adapt_encoder: str | None = field(
+        None,
+        "hf:DIR, another decoder with the same vocabulary and perhaps other sizes, as which the "
+        "encoder starts",
+        rule=Rule("hf:DIR", lambda name: name.startswith("hf:")),
+        read_if=_ADAPTS,
+    )
+    adapt_cross: str | None = field(
+        None,
+        "cross-attention starts as the decoder's self-attention, or anew; None: anew if the "
+        "encoder has another width",
+        choices=("self_attention", "new"),
+        read_if=_ADAPTS,
     )
     branch_from: str | None = field(
         None,

@@ -85,8 +85,7 @@ def for_decoding(spec: ModelSpec) -> ModelSpec:
         return replace(stack, layers=tuple(layers))
 
     return replace(
-        spec,
-        shared=replace(spec.shared, scan_layers=False, remat="none"),
+        spec.with_settings(scan_layers=False, remat="none"),
         decoder=roomy(spec.decoder),
         encoder=spec.encoder and roomy(spec.encoder),
     )

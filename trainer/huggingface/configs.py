@@ -78,23 +78,23 @@ def _function(config: ModelConfig) -> tuple[Any, ...]:
     spec = model_spec(_inference(config))
     start = spec.shared.parametrisation
     multipliers = (
-        start.attention_scale(config.head_dim),
+        *(start.attention_scale(each.head_dim) for each in (config, config.of_encoder)),
         start.tied_logits_multiplier(config.emb_dim) if spec.output.tied else 1.0,
     )
     if config.logits_scale is not None:
-        multipliers = (multipliers[0], config.logits_scale)
+        multipliers = (*multipliers[:-1], config.logits_scale)
     return _without_start(spec), multipliers
 
 
 def _without_start(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
     """Returns the spec without initial values and the logits' scale."""
-    shared: Any = dataclasses.replace(spec.shared, parametrisation=None)  # type: ignore[arg-type]
+    spec = spec.with_settings(parametrisation=None)
     if isinstance(spec, EncoderSpec) or spec.decoder.logits is None:
-        return dataclasses.replace(spec, shared=shared)
+        return spec
     scale = None if spec.output.tied else 1.0
     logits: Any = dataclasses.replace(spec.decoder.logits, scale=scale)  # type: ignore[type-var]
     decoder = dataclasses.replace(spec.decoder, logits=logits)
-    return dataclasses.replace(spec, shared=shared, decoder=decoder)
+    return dataclasses.replace(spec, decoder=decoder)
 
 
 def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:

@@ -1,6 +1,7 @@
 """Reads and writes transformers' config.json; `shapes` has more model types."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,9 +78,19 @@ _SCALINGS: Mapping[str, Mapping[str, str]] = {
         "high_freq_factor": "high_frequency",
         "original_max_position_embeddings": "original_positions",
     },
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_positions",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "truncate": "truncate",
+        "attention_factor": "attention_factor",
+    },
 }
-
-
+# Fields with defaults, which are ours, too.
+_OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor")
+# Fields from which transformers computes attention_factor if a file has both and not itself.
+_MSCALES = ("mscale", "mscale_all_dim")
 _ROPE = ("rope_type", "type", "rope_theta")
 
 
@@ -171,7 +182,8 @@ def rotary_of(
     if kind not in _SCALINGS:
         raise ValueError(f"rotary positions of kind {kind}, not one of {', '.join(_SCALINGS)}")
     for name, value in {**rope, **fields.present("partial_rotary_factor")}.items():
-        known = name in _ROPE or name in _SCALINGS["llama3"]
+        known = name in _ROPE or name in _SCALINGS["llama3"] or name in _SCALINGS[kind]
+        known = known or (kind == "yarn" and name in _MSCALES)
         if not (known or unset(value) or (name, value) == ("partial_rotary_factor", 1.0)):
             raise ValueError(f"rotary positions with {name} {value!r}, which our models lack")
     fields.require("rope_interleaved", False)
@@ -181,9 +193,16 @@ def rotary_of(
         value = rope.get(theirs)
         if value is None and ours == "original_positions":  # transformers' fallback
             value = fields.get("max_position_embeddings", None)
+        if value is None and theirs in _OPTIONAL:
+            continue
         if value is None:
             raise ValueError(f"rope_parameters of kind {kind} have no {theirs}")
-        values[ours] = int(value) if ours == "original_positions" else float(value)
+        kept = bool if ours == "truncate" else int if ours == "original_positions" else float
+        values[ours] = kept(value)
+    if kind == "yarn" and "attention_factor" not in values and all(map(rope.get, _MSCALES)):
+        logarithm = 0.1 * math.log(values["factor"])
+        over, under = (float(rope[name]) * logarithm + 1 for name in _MSCALES)
+        values["attention_factor"] = over / under
     return str(Choice("rotary", parts.Rotary(**values)))
 
 
@@ -332,7 +351,8 @@ def written_rotary(config: ModelConfig) -> dict[str, Any]:
         raise KeyError(config.position)
     kind = "default" if rotary.scaling == "none" else rotary.scaling
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": rotary.base}
-    return rope | {theirs: getattr(rotary, ours) for theirs, ours in _SCALINGS[kind].items()}
+    values = {theirs: getattr(rotary, ours) for theirs, ours in _SCALINGS[kind].items()}
+    return rope | {theirs: value for theirs, value in values.items() if value is not None}
 
 
 def to_rotary_decoder(config: ModelConfig, positions: int, architecture: str) -> dict[str, Any]:

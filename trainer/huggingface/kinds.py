@@ -23,6 +23,8 @@ class Kind(NamedTuple):
       kernel: path and module of the kernel of untied logits.
       numbered: path of a table of positions that begins with rows for the padding id and the ids
         below it, as RoBERTa's does; we keep the others.
+      blank: returns name -> shape of tensors that our models lack, written as zeros.
+      unread: beginnings of the names of such tensors that a folder may have.
     """
 
     read: Callable[[Fields], ModelConfig]
@@ -34,6 +36,8 @@ class Kind(NamedTuple):
     start: str = "pad_token_id"
     kernel: tuple[str, str] = ("decoder/logits_dense/kernel", "lm_head")
     numbered: str = ""
+    blank: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}
+    unread: tuple[str, ...] = ()
 
 
 # model_type -> its row.

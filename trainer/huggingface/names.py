@@ -143,7 +143,8 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str, pad: int = PAD_ID) 
     if bias in _COPIES and not logits_are_tied(config):
         # For untied logits, transformers reads the bias stored beside the kernel.
         tensors[bias] = tensors[_COPIES[bias][0]]
-    return tensors
+    blank = KINDS[kind].blank(config)
+    return tensors | {name: np.zeros(shape, np.float32) for name, shape in blank.items()}
 
 
 # Names of the token embedding; T5's stacks share it, and a folder may have it under any of them.
@@ -152,7 +153,7 @@ EMBEDDINGS = (
     *_T5_EMBEDDINGS,
     *("model.embed_tokens.weight", "transformer.wte.weight"),
     *(f"{name}.embeddings.word_embeddings.weight" for name in ("bert", "roberta")),
-    "model.embeddings.tok_embeddings.weight",
+    *("model.embeddings.tok_embeddings.weight", "model.encoder.embed_tokens.weight"),
 )
 # The kernel of the logits, which is the embedding again if they are tied.
 KERNELS = frozenset(
@@ -247,7 +248,8 @@ def from_tensors(
     tensors = _renamed(tensors, kind)
     if tables:
         tensors = _with_embedding(tensors, tables[0], config, where)
-    rest = dict(tensors)
+    unread = KINDS[kind].unread, tuple(KINDS[kind].blank(config))
+    rest = {n: each for n, each in tensors.items() if not n.startswith(unread[0] + unread[1])}
     if t5_experiments.MEMORY_COPY in rest and t5_experiments.MEMORY not in rest:
         rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
         tensors = dict(rest)
@@ -306,7 +308,10 @@ def _is_drawn(path: str) -> bool:
 _COPIES: Mapping[str, tuple[str, ...]] = {
     t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
     "cls.predictions.decoder.bias": ("cls.predictions.bias",),
-    "lm_head.out_proj.weight": ("model.decoder.embed_tokens.weight",),
+    "lm_head.out_proj.weight": (
+        *("model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"),
+    ),
+    "model.decoder.embed_tokens.weight": ("model.encoder.embed_tokens.weight",),
     "lm_head.decoder.bias": ("lm_head.bias",),
 }
 # Unused tensors that older releases saved.

@@ -64,7 +64,7 @@ def _take_positions(positions: Positions, index_BM: Array) -> Positions:
         bias_BHMM = jax.vmap(lambda index_M: _both(bias_HLS, index_M))(index_BM)
     if positions.angle_BLC is not None:
         angle_BMC = take(positions.angle_BLC, index_BM)
-    return Positions(angle_BLC=angle_BMC, bias_BHLS=bias_BHMM)
+    return Positions(angle_BLC=angle_BMC, bias_BHLS=bias_BHMM, amplitude=positions.amplitude)
 
 
 def _both(x_LL: Array, index_M: Array) -> Array:

@@ -72,6 +72,11 @@ class Attending(NamedTuple):
             return None
         return own, own if source is None else source
 
+    @property
+    def amplitude(self) -> float | None:
+        """Factor of rotated channels."""
+        return self.view.positions.amplitude
+
     def heads(self, joined: Array) -> Array:
         return split_heads(joined, self.head_dim)
 
@@ -80,7 +85,8 @@ class Attending(NamedTuple):
         q_BLHK, k_BSGK = self.heads(q_BLJ), self.heads(k_BSJ)
         if self.angles is None:
             return q_BLHK, k_BSGK
-        return rotate(q_BLHK, self.angles[0]), rotate(k_BSGK, self.angles[1])
+        own, source = self.angles
+        return rotate(q_BLHK, own, self.amplitude), rotate(k_BSGK, source, self.amplitude)
 
     def repeated(self, joined: Array) -> Array:
         """Returns keys or values with one head per query head."""
@@ -242,7 +248,7 @@ def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None
         whole = device.is_gpu and groups % _dividing_heads() == 0
         k_BSJ, v_BSJ = _changed(at, k_BSJ, v_BSJ, whole)
         if at.angles is not None:
-            q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
+            q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim, at.amplitude)
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
@@ -274,7 +280,7 @@ def _changed(at: Attending, k_BSJ: Array, v_BSJ: Array, whole: bool) -> tuple[Ar
     if at.drops:
         v_BSJ = at.drop_values(v_BSJ)
     if at.angles is not None:
-        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
+        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim, at.amplitude)
     return k_BSJ, v_BSJ
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.terminal.fields import REQUIRED, ReadIf, field, one_of, require
 from trainer.model.capabilities import ENCODER, FamilyFacts, MixerFacts
-from trainer.model.config_checks import check
+from trainer.model.config_checks import SIZES, check
 from trainer.model.device import ATTENTION_NAMES, AUTO, SOFTMAX_DTYPES, Device, fills_tiles
 from trainer.model.parts import (
     ACTIVATION_NAMES,
@@ -186,6 +186,11 @@ class ModelConfig:
         "GPT-NeoX)",
         choices=SLOTS["parallel_blocks"],
     )
+    encoder_sizes: tuple[str, ...] = field(
+        (),
+        f"sizes of the encoder that differ from the decoder's, some of {', '.join(SIZES)}, as in "
+        "emb_dim=3584,num_heads=16; needs shared_embedding=false",
+    )
     shared_embedding: bool = field(
         True,
         "one token embedding for encoder and decoder, as in T5; false: each has its own, as in "
@@ -324,6 +329,15 @@ class ModelConfig:
     )
 
     @property
+    def of_encoder(self) -> ModelConfig:
+        """This model with the encoder's sizes in both stacks; itself if they are the same."""
+        if not self.encoder_sizes:
+            return self
+        pairs = (text.split("=") for text in self.encoder_sizes)
+        sizes: dict[str, Any] = {name: int(size) for name, size in pairs}
+        return replace(self, encoder_sizes=(), **sizes)
+
+    @property
     def family_facts(self) -> FamilyFacts:
         return FAMILIES[self.family]
 
@@ -445,3 +459,14 @@ class ModelConfig:
             if allowed and not isinstance(allowed, Slot):
                 require(value in allowed, each.name, value, one_of(allowed))
         check(self)
+
+
+def encoder_sizes(encoder: ModelConfig, decoder: ModelConfig) -> tuple[str, ...]:
+    """Returns the field `encoder_sizes` of a model whose stacks have two models' sizes."""
+
+    def sizes(model: ModelConfig) -> dict[str, int]:
+        named = {name: getattr(model, name) for name in SIZES}
+        return {**named, "num_kv_heads": model.num_kv_heads or model.num_heads}
+
+    own = sizes(decoder)
+    return tuple(f"{name}={size}" for name, size in sizes(encoder).items() if size != own[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -34,12 +35,16 @@ _OF_ALL = (
     *("position", "max_positions", "switch_every", "upstream_compat", "scan_layers", "remat"),
     *("attention", "softmax_dtype", "start_id"),
 )
+# Sizes in which the stacks of a model may differ.
+SIZES = ("emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim")
+_SIZE = re.compile(rf"({'|'.join(SIZES)})=([1-9]\d*)")
 
 
 def check(config: Any) -> None:
     """Checks the values of a `ModelConfig`, alone and in combination; raises `Rejected`."""
     _check_sizes(config)
     _check_changes(config)
+    _check_encoder_sizes(config)
     _check_layers(config)
     _check_heads(config)
     _check_logits(config)
@@ -91,6 +96,23 @@ def _check_changes(config: Any) -> None:
         require_of(config, getattr(config, each.name) == each.default, each.name, rule)
     for slot in SLOTS:
         config.part(slot)
+
+
+def _check_encoder_sizes(config: Any) -> None:
+    if not config.encoder_sizes:
+        return
+    found = [_SIZE.fullmatch(text) for text in config.encoder_sizes]
+    names = [each[1] for each in found if each]
+    rule = f"sizes such as emb_dim=512, of {', '.join(SIZES)}, each once"
+    fits = all(found) and len({*names}) == len(names)
+    require_of(config, fits, "encoder_sizes", rule)
+    rule = "values other than the decoder's"
+    fits = all(str(getattr(config, each[1])) != each[2] for each in found if each)
+    require_of(config, fits, "encoder_sizes", rule)
+    fits = config.cross_attention == "attention" and not config.shared_embedding
+    rule = "left out unless cross_attention is 'attention' and shared_embedding is false"
+    require_of(config, fits, "encoder_sizes", rule)
+    _ = config.of_encoder  # checks itself
 
 
 def _check_layers(config: Any) -> None:

@@ -36,14 +36,16 @@ class Mask(NamedTuple):
 
     Tokens see their own packed example, and padding is never seen. With `causal` they see only
     themselves and earlier positions of the row; with `prefix`, tokens in the prefix also see all of
-    it; with `window`, they see no key that is `window` or more positions away. Kernels compute the
-    same, except for windows, from integers per query and key. A spec may use any other function as
-    its mask, but kernels do not support it.
+    it; with `window`, they see no key that is `window` or more positions away, or, with `ahead`, no
+    later key more than `ahead` positions away. Kernels compute the same, except for windows, from
+    integers per query and key. A spec may use any other function as its mask, but kernels do not
+    support it.
     """
 
     causal: bool = False
     prefix: bool = False
     window: int | None = None
+    ahead: int | None = None
 
     @property
     def skips(self) -> bool:
@@ -60,7 +62,9 @@ class Mask(NamedTuple):
         query_index_L1 = jnp.arange(query.segment_BL.shape[1])[:, None]
         key_index_1S = jnp.arange(key.segment_BL.shape[1])[None, :]
         if self.window is not None:
-            same_BLS &= jnp.abs(query_index_L1 - key_index_1S) < self.window
+            ahead = self.window - 1 if self.ahead is None else self.ahead
+            distance_LS = key_index_1S - query_index_L1
+            same_BLS &= (-self.window < distance_LS) & (distance_LS <= ahead)
         if not self.causal:
             return same_BLS
         seen_BLS = (key_index_1S <= query_index_L1)[None]

@@ -88,7 +88,7 @@ class Relative:
             raise Rejected("max_distance", self.max_distance, "above num_buckets / 2")
 
 
-SCALINGS = ("none", "linear", "llama3")
+SCALINGS = ("none", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Rotary:
     scaling: str = field(
         "none",
         "slow rotation down for rows longer than in pretraining: all pairs by `factor` (linear), "
-        "or only slow pairs, as in Llama 3.1 (llama3)",
+        "or only slow pairs, as in Llama 3.1 (llama3) and YaRN (yarn)",
         choices=SCALINGS,
     )
     factor: float = field(8.0, "factor by which scaling slows pairs down", rule=at_least(1))
@@ -118,17 +118,35 @@ class Rotary:
         4.0, "llama3: turns in original_positions above which a pair is left alone"
     )
     original_positions: int = field(
-        8192, "llama3: row length in pretraining (tokens)", rule=above(0)
+        8192, "llama3, yarn: row length in pretraining (tokens)", rule=above(0)
+    )
+    beta_fast: float = field(
+        32.0, "yarn: turns in original_positions from which on a pair is left alone", rule=above(0)
+    )
+    beta_slow: float = field(
+        1.0, "yarn: turns in original_positions up to which a pair is slowed down", rule=above(0)
+    )
+    truncate: bool = field(True, "yarn: round the pairs with these numbers of turns outwards")
+    attention_factor: float | None = field(
+        None,
+        "yarn: factor of rotated queries and of rotated keys; None: 0.1 * ln(factor) + 1",
+        rule=above(0),
     )
 
     def __post_init__(self) -> None:
         if not self.low_frequency < self.high_frequency:
             raise Rejected("high_frequency", self.high_frequency, "above low_frequency")
+        if not self.beta_slow < self.beta_fast:
+            raise Rejected("beta_fast", self.beta_fast, "above beta_slow")
         if self.scaling == "none":
             reject_changed(self, "without scaling", "factor")
+        if self.scaling not in ("llama3", "yarn"):
+            reject_changed(self, "without scaling=llama3 or yarn", "original_positions")
         if self.scaling != "llama3":
-            own = ("low_frequency", "high_frequency", "original_positions")
-            reject_changed(self, "without scaling=llama3", *own)
+            reject_changed(self, "without scaling=llama3", "low_frequency", "high_frequency")
+        if self.scaling != "yarn":
+            own = ("beta_fast", "beta_slow", "truncate", "attention_factor")
+            reject_changed(self, "without scaling=yarn", *own)
 
 
 def _check_rotary(config: Any, options: Rotary) -> None:

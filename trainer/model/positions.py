@@ -6,6 +6,7 @@ K head size, N = L + S - 1 distances, R relative buckets, P places, C channel pa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class Positions(NamedTuple):
       relative: `bias_HLS` as a table, for kernels that do not need [H, L, S].
       angle_BLC: float32, rotates queries, and keys unless `source_angle_BSC` is set.
       source_angle_BSC: float32, rotates cross-attention's keys.
+      amplitude: factor of the channels that are rotated.
     """
 
     embedding_BLD: Array | None = None
@@ -45,6 +47,7 @@ class Positions(NamedTuple):
     angle_BLC: Array | None = None
     source_angle_BSC: Array | None = None
     bias_BHLS: Array | None = None
+    amplitude: float | None = None
 
 
 # Positions of queries within packed examples, int [B, L]; None if they count along the row.
@@ -231,7 +234,8 @@ class RotaryPosition(Position):
     rotating only some channels. Scaling: Chen et al. 2023 (arXiv:2306.15595) for "linear"; Llama
     3.1's `apply_scaling` for "llama3": pairs that turn often in `original_positions` keep their
     frequency, pairs that turn seldom have it divided by `factor`, and it is interpolated linearly
-    in between.
+    in between. Peng et al. 2023 (arXiv:2309.00071), section 3, for "yarn": the same, but
+    interpolated by the pair's number, and logits grow by `attention_factor` squared.
     """
 
     channels: int
@@ -249,16 +253,52 @@ class RotaryPosition(Position):
         slow_C = frequency_C / scaling.factor
         if scaling.scaling == "linear":
             return slow_C
-        turns_C = scaling.original_positions * frequency_C / (2 * np.pi)
-        low, high = scaling.low_frequency, scaling.high_frequency
-        share_C = np.clip((turns_C - low) / (high - low), 0.0, 1.0)
+        if scaling.scaling == "yarn":
+            first, last = self._interpolated(scaling)
+            pair_C = np.arange(len(frequency_C))
+            share_C = 1 - np.clip((pair_C - first) / (last - first), 0.0, 1.0)
+        else:
+            turns_C = scaling.original_positions * frequency_C / (2 * np.pi)
+            low, high = scaling.low_frequency, scaling.high_frequency
+            share_C = np.clip((turns_C - low) / (high - low), 0.0, 1.0)
         return share_C * frequency_C + (1 - share_C) * slow_C
 
+    def _interpolated(self, scaling: Rotary) -> tuple[float, float]:
+        """Returns YaRN's last pair that is left alone and first pair slowed down fully."""
+
+        def pair(turns: float) -> float:
+            radians = turns * 2 * math.pi / scaling.original_positions
+            return -self.channels * math.log(radians) / (2 * math.log(self.base))
+
+        first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, self.channels - 1)
+        return first, last if last != first else last + 0.001
+
+    @property
+    def amplitude(self) -> float | None:
+        """Factor of rotated channels; None means 1."""
+        scaling = self.scaling
+        if scaling is None or scaling.scaling != "yarn":
+            return None
+        given = scaling.attention_factor
+        return 0.1 * math.log(scaling.factor) + 1 if given is None else given
+
     def run(self, module: Built, heads: int, length: int, keys: int, at_BL: Indices) -> Positions:
-        return Positions(angle_BLC=_angles(self.frequency_C, length, at_BL))
+        angle_BLC = _angles(self.frequency_C, length, at_BL)
+        return Positions(angle_BLC=angle_BLC, amplitude=self.amplitude)
 
 
-def rotate_joined(x_BLJ: Array, angle_BLC: Array, head_dim: int) -> Array:
+def _waves(angle_BLC: Array, amplitude: float | None) -> tuple[Array, Array]:
+    """Returns cosines and sines times the amplitude."""
+    cos_BLC, sin_BLC = jnp.cos(angle_BLC), jnp.sin(angle_BLC)
+    return (cos_BLC, sin_BLC) if amplitude is None else (amplitude * cos_BLC, amplitude * sin_BLC)
+
+
+def rotate_joined(
+    x_BLJ: Array, angle_BLC: Array, head_dim: int, amplitude: float | None = None
+) -> Array:
     """Rotates joined heads like `rotate`; on a TPU, splitting them costs copies around kernels."""
     pairs, heads = angle_BLC.shape[-1], x_BLJ.shape[-1] // head_dim
     channel_J = np.arange(x_BLJ.shape[-1]) % head_dim
@@ -269,7 +309,7 @@ def rotate_joined(x_BLJ: Array, angle_BLC: Array, head_dim: int) -> Array:
         head_BLK = jnp.concatenate([first_BLC, second_BLC, other_BLC], axis=-1)
         return jnp.tile(head_BLK, (1, 1, heads))
 
-    cos_BLC, sin_BLC = jnp.cos(angle_BLC), jnp.sin(angle_BLC)
+    cos_BLC, sin_BLC = _waves(angle_BLC, amplitude)
     partner_BLJ = jnp.where(
         channel_J < pairs, jnp.roll(x_BLJ, -pairs, axis=-1), jnp.roll(x_BLJ, pairs, axis=-1)
     )
@@ -278,10 +318,10 @@ def rotate_joined(x_BLJ: Array, angle_BLC: Array, head_dim: int) -> Array:
     return rotated_BLJ.astype(x_BLJ.dtype)
 
 
-def rotate(x_BLHK: Array, angle_BLC: Array) -> Array:
-    """Rotates channels i and i + C by angle i; channels from 2C on are unchanged."""
+def rotate(x_BLHK: Array, angle_BLC: Array, amplitude: float | None = None) -> Array:
+    """Rotates channels i and i + C by angle i, times `amplitude`; others are unchanged."""
     pairs = angle_BLC.shape[-1]
-    cos_BL1C, sin_BL1C = jnp.cos(angle_BLC)[:, :, None], jnp.sin(angle_BLC)[:, :, None]
+    cos_BL1C, sin_BL1C = (wave_BLC[:, :, None] for wave_BLC in _waves(angle_BLC, amplitude))
     first = x_BLHK[..., :pairs].astype(jnp.float32)
     second = x_BLHK[..., pairs : 2 * pairs].astype(jnp.float32)
     rotated = (first * cos_BL1C - second * sin_BL1C, second * cos_BL1C + first * sin_BL1C)

@@ -71,12 +71,19 @@ class ModelSpec:
     """A model with a decoder and perhaps an encoder. Hashable: equal specs share one program.
 
     With `shared_embedding` both stacks use the model's token embedding, otherwise each its own.
+    `shared_of_encoder` are the encoder's settings; None if they are the decoder's.
     """
 
     shared: Shared
     decoder: StackSpec
     encoder: StackSpec | None = None
     shared_embedding: bool = False
+    shared_of_encoder: Shared | None = None
+
+    def with_settings(self, **changes: Any) -> ModelSpec:
+        """Returns the spec with changes to the settings of both stacks."""
+        own = self.shared_of_encoder and replace(self.shared_of_encoder, **changes)
+        return replace(self, shared=replace(self.shared, **changes), shared_of_encoder=own)
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
@@ -106,6 +113,10 @@ class EncoderSpec:
     encoder: StackSpec
     logits: Logits
 
+    def with_settings(self, **changes: Any) -> EncoderSpec:
+        """Returns the spec with changes to its settings."""
+        return replace(self, shared=replace(self.shared, **changes))
+
     @property
     def stacks(self) -> dict[str, StackSpec]:
         return {"encoder": self.encoder}
@@ -124,7 +135,8 @@ def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
 
 def _encoder_decoder(config: ModelConfig) -> ModelSpec:
     cross: CrossAttention = config.build("cross_attention")
-    encoder = _stack(config, config.num_encoder_layers, ENCODER, cross.encoder)
+    of_encoder = config.of_encoder
+    encoder = _stack(of_encoder, config.num_encoder_layers, ENCODER, cross.encoder)
     if not config.facts("cross_attention").last_states:
         encoder = replace(encoder, norm=NoNorm())
     layer: dict[str, Any] = {"cross_mixer": cross.mixer}
@@ -132,8 +144,9 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
         layer["mixer"] = attention.attention(config)
     decoder = _stack(config, config.num_decoder_layers, DECODER, cross.decoder, **layer)
     decoder = replace(decoder, mask=Mask(causal=True), cross_mask=Mask())
-    stacks = _windowed(config, decoder), _windowed(config, encoder)
-    return ModelSpec(_shared(config), *stacks, config.shared_embedding)
+    stacks = _windowed(config, decoder), _windowed(of_encoder, encoder)
+    own = _shared(of_encoder) if config.encoder_sizes else None
+    return ModelSpec(_shared(config), *stacks, config.shared_embedding, own)
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:

@@ -151,7 +151,11 @@ class Stack(nn.Module):
             scheme = spec.position.build(self.shared, heads, f"{spec.position.name}_of_memory")
             sources = memory.rows.segment_BL.shape[1]
             source_angle = scheme(sources, sources, memory.rows.position_BL).angle_BLC
-            angles = Positions(angle_BLC=own.positions.angle_BLC, source_angle_BSC=source_angle)
+            angles = Positions(
+                angle_BLC=own.positions.angle_BLC,
+                source_angle_BSC=source_angle,
+                amplitude=own.positions.amplitude,
+            )
         cache = None if own.cache is None else own.cache._replace(fixed=True)
         mask = known(spec.cross_mask)
         return View(mask_BLS, angles, own.rows, memory.rows, mask, cache=cache)

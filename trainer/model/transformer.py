@@ -6,7 +6,6 @@ Dimensions: B batch, L query length, S key length, D model, H heads, V vocabular
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -50,10 +49,11 @@ class Transformer(nn.Module):
         if spec.shared_embedding:
             self.token_embedder = TokenEmbedder(spec.shared)
         if spec.encoder is not None:
-            self.encoder = Stack(spec.encoder, spec.shared, "encoder")
+            shared = spec.shared_of_encoder or spec.shared
+            self.encoder = Stack(spec.encoder, shared, "encoder")
             for part in spec.encoder.parts:
                 if part.front is not None:
-                    setattr(self, part.name, part.front.build(spec.shared))
+                    setattr(self, part.name, part.front.build(shared))
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> Array:
@@ -234,7 +234,7 @@ def parameter_tree(spec: ModelSpec | EncoderSpec) -> Tree:
 
 
 def _unscanned(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
-    return replace(spec, shared=replace(spec.shared, scan_layers=False, remat="none"))
+    return spec.with_settings(scan_layers=False, remat="none")
 
 
 # Jitted so that the model's unused output is not computed. No parameter depends on the batch's

@@ -183,6 +183,13 @@ def of_folder(folder: str, model: ModelConfig) -> Vocabulary | None:
     return loaded
 
 
+def check_same(folder: str, other: str, model: ModelConfig) -> None:
+    """Raises UserError if two transformers folders are known to have different vocabularies."""
+    one, two = of_folder(folder, model), of_folder(other, model)
+    if one is not None and two is not None and one.ids != two.ids:
+        raise UserError(f"{folder} and {other} have different vocabularies: use decoders of one")
+
+
 def sentinels_of(folder: str, model: ModelConfig) -> int:
     """Returns how many sentinels a transformers folder adds to its SentencePiece model."""
     config: dict[str, Any] = {}

@@ -62,8 +62,8 @@ class GivenAttention(Buildable):
             q_BLHK = self.query_norm.build(shared, "query_norm", "kv")(q_BLHK)
         k_BSGK, v_BSGK = (split_heads(joined, self.head_dim) for joined in source)
         if positions.angle_BLC is not None and positions.source_angle_BSC is not None:
-            q_BLHK = rotate(q_BLHK, positions.angle_BLC)
-            k_BSGK = rotate(k_BSGK, positions.source_angle_BSC)
+            q_BLHK = rotate(q_BLHK, positions.angle_BLC, positions.amplitude)
+            k_BSGK = rotate(k_BSGK, positions.source_angle_BSC, positions.amplitude)
         return mix_heads(shared, compare_heads(q_BLHK, k_BSGK), v_BSGK, view, deterministic)
 
 
@@ -182,7 +182,10 @@ def merged(config: Any, options: Any) -> CrossAttention:
 
 
 def _merged(own: View, cross: View) -> View:
-    """Returns a view of the encoder's positions, without biases, followed by the decoder's own."""
+    """Returns a view of the encoder's positions, without biases, followed by the decoder's own.
+
+    The encoder's keys are rotated only if its positions have angles in cross-attention.
+    """
     length = own.rows.segment_BL.shape[1]
     keys, sources = (view.source_rows.segment_BL.shape[1] for view in (own, cross))
     batch = max(len(own.mask_BLS), len(cross.mask_BLS))
@@ -199,6 +202,8 @@ def _merged(own: View, cross: View) -> View:
     cache = None if own.cache is None else own.cache.behind(sources)
     if cache is not None and not cache.filling:
         source_angle_BSC = None  # only the next token's key is missing
+    elif angle_BLC is not None and source_angle_BSC is None:
+        source_angle_BSC = jnp.zeros((1, sources, angle_BLC.shape[-1]), angle_BLC.dtype)
     if angle_BLC is not None and source_angle_BSC is not None:
         rows = max(len(angle_BLC), len(source_angle_BSC))
         angles = [
@@ -206,7 +211,12 @@ def _merged(own: View, cross: View) -> View:
             for each in (source_angle_BSC, angle_BLC)
         ]
         source_angle_BSC = jnp.concatenate(angles, axis=1)
-    positions = Positions(bias_HLS=bias_HLS, angle_BLC=angle_BLC, source_angle_BSC=source_angle_BSC)
+    positions = Positions(
+        bias_HLS=bias_HLS,
+        angle_BLC=angle_BLC,
+        source_angle_BSC=source_angle_BSC,
+        amplitude=own.positions.amplitude,
+    )
     segments = [cross.source_rows.segment_BL, own.source_rows.segment_BL]
     source_rows = Rows(jnp.concatenate(segments, axis=1))
     return View(mask_BLS, positions, own.rows, source_rows, watched=own.watched, cache=cache)

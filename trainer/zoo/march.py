@@ -129,8 +129,9 @@ def _check_keys(config: Any, options: Any) -> None:
 def _check_merged(config: Any, options: Any) -> None:
     _require_selecting_mixer(config, "cross_attention 'merged'")
     position = config.part("position")
-    fits = position.name != "rotary" or position.options.cross
-    rule = "with cross=true if it is rotary and cross_attention is 'merged'"
+    scaling = getattr(position.options, "scaling", "none")
+    fits = scaling != "yarn" or position.options.cross
+    rule = "with cross=true if it scales by yarn and cross_attention is 'merged'"
     require_of(config, fits, "position", rule)
     rule = "a different one with cross_attention 'merged', whose mask kernels do not support"
     require_of(config, config.attention != "pallas", "attention", rule)

@@ -68,8 +68,9 @@ class ConditionalQueryAttention(Buildable):
             query = project(parametrisation.query(self.head_dim), "query")
             queries.insert(0, split_heads(query(x_BLD), self.head_dim))
         if positions.angle_BLC is not None:
-            k_BSGK = rotate(k_BSGK, positions.angle_BLC)
-            queries = [rotate(q_BLGK, positions.angle_BLC) for q_BLGK in queries]
+            turns = positions.angle_BLC, positions.amplitude
+            k_BSGK = rotate(k_BSGK, *turns)
+            queries = [rotate(q_BLGK, *turns) for q_BLGK in queries]
         logits_BHLS = jnp.concatenate([compare_heads(q, k_BSGK) for q in queries], axis=1)
         if self.plain_heads:
             v_BSGK = jnp.concatenate([v_BSGK, v_BSGK], axis=2)

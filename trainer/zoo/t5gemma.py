@@ -1,12 +1,14 @@
-"""The family and presets of T5Gemma: encoder-decoders with the layers of Gemma 2."""
+"""The family and presets of T5Gemma: encoder-decoders with the layers of Gemma 2 or 3."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainer.model.capabilities import ENCODER_DECODER, FamilyFacts
-from trainer.model.config import ModelConfig
+from trainer.model.config import ModelConfig, encoder_sizes
 from trainer.model.parts import FAMILIES
+from trainer.zoo.decoder_presets import decoder_presets
 
 # Source: Zhang et al. 2025 (arXiv:2504.06225), section 3.
 FAMILIES["t5gemma"] = FamilyFacts(
@@ -33,6 +35,21 @@ _SIZES = {
 
 def t5gemma(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), with Gemma's vocabulary size."""
+    yield from _of_gemma3(vocab_size)
+    yield from _of_gemma2()
+
+
+def _of_gemma2() -> Iterator[tuple[str, ModelConfig]]:
+    """Yields T5Gemma's models."""
+    made = dict(_of_equal_stacks())
+    yield from made.items()
+    name, encoder, decoder = _UNEQUAL
+    changes = {"num_encoder_layers": made[encoder].num_encoder_layers}
+    sizes = encoder_sizes(made[encoder], made[decoder])
+    yield name, replace(made[decoder], encoder_sizes=sizes, **changes)
+
+
+def _of_equal_stacks() -> Iterator[tuple[str, ModelConfig]]:
     for size, (emb_dim, heads, kv_heads, head_dim, mlp_dim, layers, scalar) in _SIZES.items():
         yield (
             f"t5gemma_{size}",
@@ -51,5 +68,30 @@ def t5gemma(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
                 attention_softcap=50.0,
                 logits_softcap=30.0,
                 attention_window="sliding:window=4096,layers=lg,reach=4096",
+            ),
+        )
+
+
+# Source: T5Gemma (arXiv:2504.06225), table 1: the encoder of 9b_9b, the decoder of 2b_2b.
+_UNEQUAL = ("t5gemma_9b_2b", "t5gemma_9b_9b", "t5gemma_2b_2b")
+# Source: T5Gemma 2 (arXiv:2512.14856), table 1: the layers of Gemma 3 in both stacks.
+_OF_GEMMA3 = ("270m", "1b", "4b")
+
+
+def _of_gemma3(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+    """Yields T5Gemma 2's models, with Gemma 3's vocabulary size."""
+    decoders = dict(decoder_presets(vocab_size))
+    for size in _OF_GEMMA3:
+        decoder = decoders[f"gemma3_{size}"]
+        window = decoder.part("attention_window")
+        reach, ahead = (window.options.window - 1) // 2, window.options.window // 2
+        yield (
+            f"t5gemma2_{size}_{size}",
+            replace(
+                decoder,
+                family="t5gemma",
+                num_encoder_layers=decoder.num_decoder_layers,
+                cross_attention="merged",
+                attention_window=f"{window},reach={reach},ahead={ahead}",
             ),
         )

@@ -47,13 +47,20 @@ class Sliding:
         "how far a query of a bidirectional stack sees on either side, in tokens; None: window / 2",
         rule=at_least(0),
     )
+    ahead: int | None = field(
+        None,
+        "how far a query of a bidirectional stack sees ahead, in tokens, as in T5Gemma 2; None: as "
+        "far as behind",
+        rule=at_least(0),
+    )
 
 
 def _check(config: Any, options: Sliding) -> None:
     fits = options.base is None or config.position_scheme == "rotary"
     require_of(config, fits, "attention_window", "without base where positions are not rotary")
-    fits = options.reach is None or config.num_encoder_layers > 0
-    require_of(config, fits, "attention_window", "without reach where no stack is bidirectional")
+    fits = config.num_encoder_layers > 0 or (options.reach, options.ahead) == (None, None)
+    rule = "without reach and ahead where no stack is bidirectional"
+    require_of(config, fits, "attention_window", rule)
     fits = not config.scan_layers or {*options.layers} == {LOCAL}
     rule = "one of local layers alone with scan_layers, because a scan runs equal layers"
     require_of(config, fits, "attention_window", rule)
@@ -61,10 +68,11 @@ def _check(config: Any, options: Sliding) -> None:
 
 def slide(config: Any, options: Sliding, stack: Any) -> Any:
     """Returns a stack whose local layers see a window."""
-    window = options.window
-    if not stack.mask.causal:
-        window = 1 + (options.window // 2 if options.reach is None else options.reach)
-    local: dict[str, Any] = {"mask": stack.mask._replace(window=window)}
+    mask = stack.mask._replace(window=options.window)
+    if not mask.causal:
+        reach = options.window // 2 if options.reach is None else options.reach
+        mask = mask._replace(window=1 + reach, ahead=options.ahead)
+    local: dict[str, Any] = {"mask": mask}
     if options.base is not None:
         local["position"] = replace(stack.position, base=options.base, scaling=None)
     letters = options.layers * len(stack.layers)

@@ -106,6 +106,8 @@ ON_THE_HUB = {
     "t5gemma_small": 312_517_632,
     "t5gemma_base": 591_490_560,
     "t5gemma_2b_2b": 5_596_853_760,
+    # 12.29 B there.
+    "t5gemma_9b_2b": 12_292_375_296,
 }
 
 

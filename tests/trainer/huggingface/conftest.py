@@ -81,11 +81,11 @@ MODELS = {
 }
 
 
-def random_params(config: ModelConfig):
+def random_params(config: ModelConfig, seed: int = 1):
     """Returns random parameters, including biases, scales and tables."""
     spec = model_spec(config)
     shapes = jax.eval_shape(lambda key: init_params(spec, key), jax.random.key(0))
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(seed)
 
     def draw(path, leaf):
         noise = random.normal(size=leaf.shape).astype(np.float32)

@@ -134,7 +134,17 @@ REFUSED = [
         "num_decoder_layers is 1; it must be num_encoder_layers, 2",
     ),
     ("t5_1_0", {"cross_attention": "layerwise", "scan_layers": True}, "scan_layers"),
-    ("t5_1_0", {"cross_attention": "merged", "position": "rotary"}, "position .*with cross=true"),
+    (
+        *("t5_1_0", {"cross_attention": "merged", "position": "rotary:scaling=yarn"}),
+        "position .*with cross=true",
+    ),
+    ("llama", {"encoder_sizes": ("emb_dim=16",)}, "encoder_sizes is .*left out unless cross_att"),
+    ("t5_1_1", {"encoder_sizes": ("width=16",)}, "encoder_sizes is .*sizes such as emb_dim=512"),
+    (
+        *("t5_1_1", {"encoder_sizes": ("emb_dim=12",), "shared_embedding": False}),
+        "encoder_sizes is .*other than the decoder's",
+    ),
+    ("llama", {"attention_window": "sliding:ahead=3"}, "attention_window is .*without reach and"),
     ("t5_1_0", {"head_scaling": "halves:first=1.3"}, "head_scaling is .* times 1.3 is"),
     ("t5_1_0", {"head_scaling": "halves", "scan_layers": True}, "scan_layers is True"),
     ("t5_1_0", {"mixer": "summed_heads:group=3"}, "num_heads is 2; it must be a multiple"),

@@ -35,6 +35,7 @@ VARIANTS = {
     "fcabs_per_layer": {"token_dropping": 2, "position": "relative_per_layer"},
     "merged": {"cross_attention": "merged"},
     "merged_rotary": {"cross_attention": "merged", "position": "rotary:cross=true"},
+    "merged_unrotated": {"cross_attention": "merged", "position": "rotary"},
     "merged_per_layer": {"cross_attention": "merged", "position": "relative_per_layer"},
     "merged_fcabs": {"cross_attention": "merged", "token_dropping": 2},
     "encoder_keys": {"cross_attention": "encoder_keys"},
@@ -210,7 +211,8 @@ class Reference:
             across = (side.segments[:, None] == there.segments) & (there.segments > 0)
             seen = np.concatenate([across, seen], 1)
             if self.rotary:
-                source_places = np.concatenate([there.places, places])
+                turned = self.config.part("position").options.cross
+                source_places = np.concatenate([there.places * turned, places])
             else:
                 bias = np.concatenate([np.zeros((heads, len(y), len(states))), bias], 2)
         own = {**node[name], "mixer_is": 1}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.model.conftest import TinyModel, initial, tiny_config
-from tests.trainer.model.written_out import Decoder, llama3_frequencies
+from tests.trainer.model.written_out import Decoder, llama3_frequencies, yarn_frequencies
 from trainer.model.positions import alibi_slopes
 from trainer.model.spec import model_spec
 from trainer.zoo.march_parts import DynamicTanh
@@ -58,6 +58,16 @@ CASES = {
     "llama3 scaling": (
         {"position": "rotary:scaling=llama3,factor=8,original_positions=40,base=50"},
         {"position": "rotary", "frequency": llama3_frequencies(8, 50.0, 8.0, 1.0, 4.0, 40)},
+    ),
+    "yarn": (
+        {"position": "rotary:scaling=yarn,factor=8,original_positions=40,base=50,beta_fast=6"},
+        {"position": "rotary", "frequency": yarn_frequencies(8, 50.0, 8.0, 6.0, 1.0, 40)}
+        | {"amplitude": 0.1 * np.log(8) + 1},
+    ),
+    "yarn of some channels": (
+        {"position": "rotary:scaling=yarn,fraction=0.5,factor=2,attention_factor=0.7,base=50"},
+        {"position": "rotary", "frequency": yarn_frequencies(4, 50.0, 2.0, 32.0, 1.0, 8192)}
+        | {"amplitude": 0.7},
     ),
     "parallel": ({"parallel_blocks": "one_norm"}, {"parallel": "one_norm"}),
     "parallel with two norms": ({"parallel_blocks": "two_norms"}, {"parallel": "two_norms"}),

@@ -239,6 +239,8 @@ def test_the_text_of_a_part_is_read_as_this_part(rotary):
         ("position", "relative:max_distance=16", "max_distance is above num_buckets / 2"),
         ("position", "rotary:factor=4", "factor is left out without scaling"),
         ("position", "rotary:scaling=linear,low_frequency=2", "low_frequency is left out"),
+        ("position", "rotary:scaling=llama3,truncate=false", "truncate is left out"),
+        ("position", "rotary:scaling=yarn,beta_fast=1", "beta_fast is above beta_slow"),
         ("parametrisation", "mup:rule=absolute,base_width=64", "base_width is left out"),
         ("position", "rotary:base=5,base=6", "each option once, and base is there twice"),
         ("position", "rotary:base=inf", "a part whose base is a finite number"),

@@ -25,6 +25,13 @@ def test_a_window_leaves_out_keys_far_away(window, causal, prefix):
         assert found[query, key] == seen, (query, key)
 
 
+def test_a_window_may_see_further_ahead_than_behind():
+    rows = Rows(jnp.ones((1, 9), jnp.int32))
+    found = np.asarray(Mask(window=2, ahead=3)(rows, rows))[0]
+    for query, key in np.ndindex(found.shape):
+        assert found[query, key] == (-2 < key - query <= 3), (query, key)
+
+
 def test_the_next_token_sees_the_same_slots_as_in_a_whole_row():
     mask, slot = Mask(causal=True, window=3), 5
     seen_BS = jnp.asarray([[False, True, True, True, True, True, False]])

@@ -47,6 +47,23 @@ def llama3_frequencies(
     return np.array(found)
 
 
+def yarn_frequencies(
+    channels: int, base: float, factor: float, fast: float, slow: float, original: int
+) -> np.ndarray:
+    """Returns YaRN's angles by the ramp over turns' logarithms, one pair after the other."""
+
+    def pair_of(turns: float) -> float:
+        # The pair whose wave of 2 pi base^(2 i / channels) positions fits in `turns` times.
+        return channels / 2 * math.log(original / (2 * math.pi * turns), base)
+
+    first, last = max(math.floor(pair_of(fast)), 0), min(math.ceil(pair_of(slow)), channels - 1)
+    found = []
+    for pair in range(channels // 2):
+        slowed = min(max((pair - first) / (last - first), 0), 1)
+        found.append(base ** (-2 * pair / channels) * (1 - slowed + slowed / factor))
+    return np.array(found)
+
+
 def _gelu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
@@ -147,6 +164,8 @@ class Decoder:
             frequency = options["frequencies" if "frequencies" in options else "frequency"]
             frequency = frequency[index] if "frequencies" in options else frequency
             q, k = (_turned(each, 2 * len(frequency), frequency) for each in (q, k))
+            for each in (q, k):
+                each[..., : 2 * len(frequency)] *= options.get("amplitude", 1.0)
         group = self.heads // k.shape[1]
         logits = np.zeros((self.heads, length, length))
         scale = options.get("scale", 1.0)

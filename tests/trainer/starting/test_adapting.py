@@ -1,8 +1,10 @@
 """Encoder-decoders made of decoders: the parameters, the function, training and the export."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +18,8 @@ from trainer.config.from_flags import RunFlags, configured
 from trainer.huggingface import configs, model_config, names, weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
+from trainer.model.spec import model_spec
+from trainer.model.transformer import init_params
 from trainer.starting import adapting, init_from
 
 SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 48, "vocab_size": 704}
@@ -35,15 +39,22 @@ DECODERS = {
 }
 
 
+def written(path, config, seed=1):
+    """Writes a folder of transformers with random parameters, and returns these."""
+    params = random_params(config, seed)
+    found = configs.to_config(config, 64)
+    (path / "config.json").write_text(json.dumps(found))
+    tensors = names.to_tensors(params, config, found["model_type"])
+    weights.write(str(path), tensors, 10**9)
+    return params
+
+
 @pytest.fixture(params=DECODERS)
 def folder(request, tmp_path):
     """Returns (a decoder's configuration, its parameters, a folder of transformers with them)."""
     config = DECODERS[request.param]
-    params = random_params(config)
-    written = configs.to_config(config, 64)
-    assert written["model_type"] == request.param
-    (tmp_path / "config.json").write_text(json.dumps(written))
-    weights.write(str(tmp_path), names.to_tensors(params, config, request.param), 10**9)
+    params = written(tmp_path, config)
+    assert model_config(str(tmp_path)).family == config.family
     return config, params, tmp_path
 
 
@@ -77,9 +88,21 @@ def test_both_stacks_start_as_the_decoder(folder, shared):
                 np.testing.assert_array_equal(found[twin], leaf)
 
 
+def test_merged_attention_needs_no_new_kernels(folder):
+    _, params, path = folder
+    flags = ["--model.shared_embedding=true", "--model.cross_attention=merged"]
+    start = init_from.start(run_of(path, *flags))
+    found = {name: np.asarray(leaf.whole()) for name, leaf in start.parameters.items()}
+    of_decoder = [name for name in found if name.startswith("decoder/")]
+    theirs = named(params)
+    assert {*of_decoder} == {name for name in theirs if "token_embedder" not in name}
+    for name in of_decoder:
+        np.testing.assert_array_equal(found[name], theirs[name])
+
+
 def test_an_adapted_gemma_2_is_a_t5gemma(folder):
     decoder, _, path = folder
-    model = adapting.encoder_decoder(model_config(str(path)), "x")
+    model = adapting.adapted("encoder_decoder", model_config(str(path)), "x")
     kind = configs.model_type(model)
     assert (kind == "t5gemma") == (decoder.norm_placement == "sandwich")
     if decoder.norm_placement == "sandwich":
@@ -107,9 +130,76 @@ def test_an_adapted_model_trains_and_resumes(folder, text_cache, tmp_path):
 
 def test_what_cannot_be_adapted_is_refused(folder):
     _, _, path = folder
-    model = adapting.encoder_decoder(model_config(str(path)), "x")
+    model = adapting.adapted("encoder_decoder", model_config(str(path)), "x")
     with pytest.raises(UserError, match="--adapt: x is a t5gemma model, not a decoder-only one"):
-        adapting.encoder_decoder(model, "x")
+        adapting.adapted("encoder_decoder", model, "x")
     words = ["--preset=t5_1_1_tiny", "--adapt=encoder_decoder"]
     with pytest.raises(UserError, match=r"--adapt.*without --init_from=hf:DIR"):
         configured(made(RunFlags, parse(RunFlags, words)))
+
+
+@pytest.mark.parametrize("folder", ["gemma2"], indirect=True)
+@pytest.mark.parametrize("wider", [False, True])
+def test_the_encoder_may_start_as_another_decoder(folder, wider, tmp_path):
+    config, params, path = folder
+    sizes = {"emb_dim": 48, "num_heads": 6, "num_kv_heads": 3, "mlp_dim": 40} if wider else {}
+    other = tmp_path / "other"
+    other.mkdir()
+    theirs = written(other, replace(config, num_decoder_layers=3, **sizes), seed=2)
+    flags = [f"--adapt_encoder=hf:{other}", *([] if wider else ["--adapt_cross=new"])]
+    run = run_of(path, *flags)
+    assert run.config.model.num_encoder_layers == 3
+    assert bool(run.config.model.encoder_sizes) == wider
+    start = init_from.start(run)
+    found = {name: np.asarray(leaf.whole()) for name, leaf in start.parameters.items()}
+    for name, leaf in named(params).items():
+        np.testing.assert_array_equal(found[name], leaf)
+    for name, leaf in named(theirs).items():
+        name = name.replace("decoder", "encoder").replace("self_attention", "attention")
+        np.testing.assert_array_equal(found[name], leaf)
+    key = "decoder/layers_1/encoder_decoder_attention/key/kernel"
+    assert found[key].shape == ((48 if wider else 32), 16)
+    begun = named(init_params(model_spec(run.config.model), jax.random.key(run.config.seed)))
+    new = [name for name in found if "encoder_decoder_att" in name or "cross_att" in name]
+    assert len(new) == 2 * (4 + 2)
+    for name in new:
+        np.testing.assert_array_equal(found[name], begun[name])
+    if wider:
+        with pytest.raises(UserError, match="the encoder has width 48, the decoder 32"):
+            init_from.start(run_of(path, *flags, "--adapt_cross=self_attention"))
+
+
+def test_an_encoder_starts_as_the_decoder(folder):
+    _, params, path = folder
+    words = [f"--init_from=hf:{path}", "--adapt=encoder"]
+    config, _ = configured(made(RunFlags, parse(RunFlags, words)))
+    run = stub(config, vocab_size=704)
+    run.converter = SimpleNamespace(special=T5_IDS)
+    assert config.model.architecture == "encoder"
+    start = init_from.start(run)
+    found = {name: np.asarray(leaf.whole()) for name, leaf in start.parameters.items()}
+    for name, leaf in named(params).items():
+        for ours, theirs in (
+            *(("decoder/token_embedder", "token_embedder"), ("decoder/logits", "mlm_head/logits")),
+            *(("decoder", "encoder"), ("self_attention", "attention")),
+        ):
+            name = name.replace(ours, theirs)
+        np.testing.assert_array_equal(found.pop(name), leaf)
+    assert all(name.startswith(("mlm_head/", "order_head/")) for name in found)
+
+
+@pytest.mark.parametrize("folder", ["gemma2"], indirect=True)
+def test_decoders_that_do_not_fit_are_refused(folder, tmp_path):
+    config, _, path = folder
+    other = tmp_path / "other"
+    other.mkdir()
+    written(other, replace(config, attention_softcap=None))
+    with pytest.raises(UserError, match=r"other differs from .* in attention_softcap: stacks may"):
+        run_of(path, f"--adapt_encoder=hf:{other}")
+    written(other, config)
+    with pytest.raises(UserError, match="two embeddings need"):
+        init_from.start(
+            run_of(path, f"--adapt_encoder=hf:{other}", "--model.shared_embedding=true")
+        )
+    with pytest.raises(UserError, match=r"--adapt_encoder.*hf:DIR"):
+        run_of(path, f"--adapt_encoder={other}")

@@ -7,3 +7,4 @@ from trainer.huggingface.shapes import olmo2 as olmo2
 from trainer.huggingface.shapes import qwen as qwen
 from trainer.huggingface.shapes import roberta as roberta
 from trainer.huggingface.shapes import t5gemma as t5gemma
+from trainer.huggingface.shapes import t5gemma2 as t5gemma2

@@ -15,6 +15,7 @@ from trainer.model.parts import Rotary
 
 # transformers' defaults: the distance between global layers, and bases of rotary positions.
 _EVERY_2, _EVERY_3 = 2, 6
+_WINDOW = 4096
 _GLOBAL_BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
 
 
@@ -49,7 +50,7 @@ def _read(fields: Fields, caps: tuple[float | None, float | None], **pieces: Any
 
 def read_2(fields: Fields) -> ModelConfig:
     """Returns a model of Gemma 2."""
-    window = fields.nullable("sliding_window", 4096)
+    window = fields.nullable("sliding_window", _WINDOW)
     return _read(
         fields,
         (50.0, 30.0),
@@ -58,9 +59,10 @@ def read_2(fields: Fields) -> ModelConfig:
     )
 
 
-def _read_3(fields: Fields) -> ModelConfig:
+def read_3(fields: Fields) -> ModelConfig:
+    """Returns a model of Gemma 3."""
     fields.require("attn_logit_softcapping", None)  # transformers ignores it
-    window, every = fields.nullable("sliding_window", 4096), _EVERY_3
+    window, every = fields.nullable("sliding_window", _WINDOW), _EVERY_3
     every = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", every))
     # transformers 4 has a base and a scaling for global layers, and a base for local ones.
     both = fields.get("rope_parameters", {})
@@ -88,7 +90,8 @@ def _write(config: ModelConfig, positions: int, architecture: str) -> dict[str, 
         "query_pre_attn_scalar": round(scalar),
         "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logits_softcap,
-        "sliding_window": window.window if window else None,
+        # Without local layers it has no effect, but transformers needs a number.
+        "sliding_window": window.window if window else _WINDOW,
         "layer_types": layer_types.written(config),
     }
 
@@ -98,7 +101,8 @@ def write_2(config: ModelConfig, positions: int) -> dict[str, Any]:
     return _write(config, positions, "Gemma2ForCausalLM")
 
 
-def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
+def write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
+    """Returns the fields of a model of Gemma 3."""
     written, window = _write(config, positions, "Gemma3ForCausalLM"), layer_types.window_of(config)
     rotary = config.part("position").options
     if config.attention_softcap is not None:
@@ -114,4 +118,4 @@ def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["gemma2"] = Kind(read_2, write_2, names.decoder, ("gemma",), "model.", KINDS["gemma"].inert)
-KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=_read_3, write=_write_3)
+KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=read_3, write=write_3)

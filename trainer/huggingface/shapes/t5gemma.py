@@ -3,69 +3,89 @@
 Source: transformers 5.23, modeling_t5gemma.py; T5Gemma (arXiv:2504.06225).
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainer.huggingface import names
 from trainer.huggingface.fields import Fields, unset
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.shapes import gemma, layer_types
-from trainer.model.config import ModelConfig
+from trainer.model.config import ModelConfig, encoder_sizes
+from trainer.model.config_checks import SIZES
+from trainer.zoo.windows import Sliding
 
 _STACKS = ("encoder", "decoder")
 # Fields of a stack that another field decides.
 _INERT = frozenset({"cross_attention_hidden_size", "tie_word_embeddings"})
 
 
-def _read(fields: Fields) -> ModelConfig:
+def read_stacks(
+    fields: Fields,
+    written: Mapping[str, Mapping[str, Any]],
+    read: Callable[[Fields], ModelConfig],
+    **pieces: Any,
+) -> tuple[ModelConfig, Sliding | None]:
+    """Returns the model without windows, and the decoder's windows.
+
+    `written` are the fields of encoder and decoder, which `read` reads as a decoder's. Raises
+    ValueError if the stacks differ in more than their number of layers.
+    """
     sides = {}
-    for stack in _STACKS:
-        written = fields[stack]
-        present = {name: value for name, value in written.items() if not unset(value)}
-        nulls = written.keys() - present.keys()
+    for stack, fields_of_stack in written.items():
+        present = {name: value for name, value in fields_of_stack.items() if not unset(value)}
+        nulls = fields_of_stack.keys() - present.keys()
         known = Fields(present, f"{fields.where}: {stack}", (), nulls)
-        sides[stack] = gemma.read_2(known)
-        known.refuse_unknown(KINDS["t5gemma"].inert | _INERT)
+        sides[stack] = read(known)
+        known.refuse_unknown(KINDS["gemma2"].inert | _INERT)
     encoder, decoder = sides.values()
     differ = [
         name
         for name in (*_SAME, "attention_window")
-        if name not in ("num_decoder_layers", "logits_softcap")
-        and getattr(encoder, name) != getattr(decoder, name)
+        if name != "logits_softcap" and getattr(encoder, name) != getattr(decoder, name)
     ]
     if differ:
         raise ValueError(
-            f"encoder and decoder differ in {', '.join(differ)}: our stacks have the same sizes"
+            f"encoder and decoder differ in {', '.join(differ)}: our stacks differ in sizes alone"
         )
     fields.require("vocab_size", decoder.vocab_size)
-    window = layer_types.window_of(decoder)
-    return ModelConfig(
+    model = ModelConfig(
         family="t5gemma",
-        **{name: getattr(decoder, name) for name in _SAME},
+        **{name: getattr(decoder, name) for name in (*_SAME, *SIZES, "num_decoder_layers")},
+        encoder_sizes=encoder_sizes(encoder, decoder),
         num_encoder_layers=encoder.num_decoder_layers,
-        attention_window=layer_types.text(window, reach=window.window) if window else "none",
-        shared_embedding=False,
         dropout_rate=fields.get("dropout_rate", 0.0),
         tied_logits=fields.get("tie_word_embeddings", True),
+        **pieces,
     )
+    return model, layer_types.window_of(decoder)
 
 
-# What a decoder of Gemma 2 says of both stacks.
+def _read(fields: Fields) -> ModelConfig:
+    written = {stack: fields[stack] for stack in _STACKS}
+    model, window = read_stacks(fields, written, gemma.read_2, shared_embedding=False)
+    if window is None:
+        return model
+    return replace(model, attention_window=layer_types.text(window, reach=window.window))
+
+
+# What a decoder of Gemma says of both stacks.
 _SAME = (
-    *("vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim"),
-    *("num_decoder_layers", "mlp_activations", "norm", "position", "attention_bias"),
-    *("attention_scale", "attention_softcap", "logits_softcap"),
+    *("vocab_size", "mlp_activations", "norm", "position", "attention_bias"),
+    *("attention_scale", "attention_softcap", "logits_softcap", "query_key_norm"),
 )
 
 
 def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
-    written = gemma.write_2(config, positions)
-    del written["architectures"]
+    models = config.of_encoder, replace(config, encoder_sizes=())
+    sides = [gemma.write_2(model, positions) for model in models]
+    for side in sides:
+        del side["architectures"]
     window = layer_types.window_of(config)
     if config.family != "t5gemma" or config.shared_embedding:
         raise KeyError(config.family)
     if window and window.reach != window.window:
         raise KeyError("attention_window")  # an encoder of T5Gemma sees as many on either side
-    side = {**written, "vocab_size": config.vocab_size, "bos_token_id": 0}
     counts = config.num_encoder_layers, config.num_decoder_layers
     return {
         "architectures": ["T5GemmaForConditionalGeneration"],
@@ -76,27 +96,34 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
         **{
             stack: {
                 **side,
+                **{"vocab_size": config.vocab_size, "bos_token_id": 0},
                 "num_hidden_layers": count,
                 "layer_types": layer_types.written(config, count),
                 "is_decoder": stack == "decoder",
             }
-            for stack, count in zip(_STACKS, counts, strict=True)
+            for stack, side, count in zip(_STACKS, sides, counts, strict=True)
         },
     }
 
 
 def _tensors(config: ModelConfig) -> dict[str, str]:
+    own = {"self_attention": "self_attn", "encoder_decoder_attention": "cross_attn"}
+    modules = stacks(config, {stack: f"model.{stack}" for stack in _STACKS}, own)
+    for stack in _STACKS:
+        modules[f"{stack}/token_embedder/embedding"] = f"model.{stack}.embed_tokens"
+    return modules
+
+
+def stacks(
+    config: ModelConfig, places: Mapping[str, str], mixers_of_decoder: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the names in both stacks, which are at `places`, without their embeddings."""
     modules: dict[str, str] = {}
     bias = config.value("attention_bias")
     projections = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
-    for stack, count, mixers in (
-        ("encoder", config.num_encoder_layers, {"attention": "self_attn"}),
-        (
-            "decoder",
-            config.num_decoder_layers,
-            {"self_attention": "self_attn", "encoder_decoder_attention": "cross_attn"},
-        ),
-    ):
+    counts = config.num_encoder_layers, config.num_decoder_layers
+    mixers_of = {"attention": "self_attn"}, mixers_of_decoder
+    for stack, count, mixers in zip(_STACKS, counts, mixers_of, strict=True):
         inside: dict[str, str] = {}
         for mixer, theirs in mixers.items():
             norm = mixer.replace("encoder_decoder", "cross")
@@ -105,16 +132,16 @@ def _tensors(config: ModelConfig) -> dict[str, str]:
                 inside |= names.affine(f"{place}_{norm}_layer_norm", name, False)
             for ours, projection in projections.items():
                 inside |= names.affine(f"{mixer}/{ours}", f"{theirs}.{projection}", bias)
+            if config.query_key_norm:
+                for letter, ours in (("q", "query"), ("k", "key")):
+                    inside |= names.affine(f"{mixer}/{ours}_norm", f"{theirs}.{letter}_norm", False)
         for place in ("pre", "post"):
             name = f"{place}_feedforward_layernorm"
             inside |= names.affine(f"{place}_mlp_layer_norm", name, False)
         for ours, name in (("wi_0", "gate_proj"), ("wi_1", "up_proj"), ("wo", "down_proj")):
             inside |= names.affine(f"mlp/{ours}", f"mlp.{name}", False)
-        modules |= {
-            f"{stack}/token_embedder/embedding": f"model.{stack}.embed_tokens",
-            **names.affine(f"{stack}/{stack}_norm", f"model.{stack}.norm", False),
-            **names.layers(stack, count, f"model.{stack}.layers", inside),
-        }
+        modules |= names.affine(f"{stack}/{stack}_norm", f"{places[stack]}.norm", False)
+        modules |= names.layers(stack, count, f"{places[stack]}.layers", inside)
     return modules
 
 
