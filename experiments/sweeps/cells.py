@@ -20,9 +20,9 @@ CELLS = "cells"
 RECORD = "cell.json"
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 # Fields that determine where a run is stored, not what it computes.
-_PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
-# Fields that the runner sets.
-_OWN = ("model_dir", "seed", "init_from")
+_PLACES = ("model_dir", "cache_dir", "data.local_dir")
+# Fields that the runner sets; in a fine-tuning also where it starts.
+_OWN = ("model_dir", "seed")
 _EVALUATIONS = 10
 # The parameter that sets vocab.train's number of pieces, and the number of sentinels it adds.
 _PIECES, _SENTINELS = "vocab_size", 100
@@ -148,7 +148,7 @@ def _words(text: str, given: Settings, parameters: Settings) -> list[str]:
 def _stage(
     module: str, settings: Settings, parameters: Settings, seed: int, implied: Settings
 ) -> Stage:
-    for name in _OWN:
+    for name in (*_OWN, "init_from") if module == "trainer.finetune" else _OWN:
         if name in settings:
             raise UserError(f"{name} is set by the sweep from seeds and --output: leave it out")
     given = {name: filled(value, parameters) for name, value in settings.items()}
