@@ -50,12 +50,13 @@ def buffers_of(longest: int, vmem_bytes: int, itemsize: int = 2) -> int:
     The backward pass holds eight arrays per row, each twice for the pipeline; half of the memory
     is left for tiles and sums. With 14 MiB, as on v4, rows of 2,048 are 5% too long. Longer rows
     are held once, beside sums in float32 and transposed queries: then the next row is read only
-    when one is finished, which takes little of a long row's time. 0 means that they do not fit.
+    when one is finished, which takes little of a long row's time; a v4 has too little memory for
+    the tiles of such rows. 0 means that they do not fit.
     """
     row = longest * LANES * itemsize
     if 2 * 8 * row <= vmem_bytes / 2:
         return 2
-    return 1 if (8 + 4) * row <= 0.8 * vmem_bytes else 0
+    return 1 if (8 + 4) * row <= 0.8 * vmem_bytes and vmem_bytes >= 32 << 20 else 0
 
 
 def fused_attention(

@@ -3,6 +3,7 @@
 As a program, `test_fused_attention.py TOPOLOGY`, it compiles the kernels for a TPU.
 """
 
+import itertools
 import os
 import sys
 from functools import cache, partial
@@ -146,6 +147,30 @@ def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
         operands, rows, gradient = example(case, seed)
         actual = compiled(case, attend)(operands, rows, gradient)
     assert_written_out(case, actual, operands, rows, gradient)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [ENCODER, Mask(causal=True, window=3000)])
+def test_a_row_of_16384_tokens_equals_its_documents(mask):
+    length, ends = 16_384, (0, 5000, 13_997, 16_380)
+    random = np.random.default_rng(0)
+    q, k, v = jnp.asarray(random.normal(size=(3, 1, length, 64)), jnp.float32)
+    table = jnp.asarray(random.normal(size=(1, 32)), jnp.float32)
+    relative = RelativeBias(table, T5RelativePosition(bidirectional=not mask.causal))
+    segments = np.searchsorted(ends[1:], np.arange(length), side="right") + 1
+
+    def attended(part, segment):
+        rows = Rows(jnp.asarray(segment)[None])
+        arrays = (each[:, part] for each in (q, k, v))
+        run = partial(fused.fused_attention, head_dim=64, predicate=mask, relative=relative)
+        return np.asarray(run(*arrays, rows, rows, vmem_bytes=64 << 20, interpret=True))
+
+    assert fused.buffers_of(length, 64 << 20) == 1
+    packed = attended(slice(None), np.where(segments > 3, 0, segments))
+    for begin, end in itertools.pairwise(ends):
+        alone = attended(slice(begin, end), np.ones(end - begin, np.int32))
+        np.testing.assert_allclose(packed[:, begin:end], alone, atol=1e-5)
+    assert not packed[:, ends[-1] :].any()
 
 
 def assert_written_out(case, actual, operands, rows, gradient):
