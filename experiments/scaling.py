@@ -197,7 +197,7 @@ def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
 
     step, loss = _losses(run, split)[-1]
     config = load_config(run)[0]
-    tokens = step * config.batch_size * (config.lengths.targets or 0)
+    tokens = config.phases.read(step) * (config.lengths.targets or 0)
     return [(parameter_count(config.model), tokens, loss)]
 
 

@@ -11,6 +11,7 @@ from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
 from trainer.config import CONFIG_FILE, SEQIO, Config, fields, load_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.mesh import check_dimensions
+from trainer.config.phases import in_updates
 from trainer.data import features, followed
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
@@ -128,10 +129,12 @@ def _fit(
     converter = features.converter(config.model, lengths, vocabulary.special)
     check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
+    config = in_updates(config, origins, lengths)
     config = _imply_new_tokens(config, origins, lengths)
     # Program checks the mesh sizes that depend on the number of devices.
     sizes, rules = config.mesh.planned(), config.mesh.rules
-    check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
+    for size in config.phases.sizes:
+        check_dimensions(sizes, rules, config.model, size, config.microbatches)
     return config, converter
 
 

@@ -18,6 +18,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
 from trainer.config.batch_of_tokens import batch_of_tokens
+from trainer.config.phases import in_updates
 from trainer.data.mixing import mixtures_of
 from trainer.reporting.metrics import read_metrics
 
@@ -68,7 +69,7 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
 
     config = _fitted(stage.config, vocab_size)
     lengths = _lengths(config)
-    config = batch_of_tokens(config, {}, lengths, devices=1)
+    config = in_updates(batch_of_tokens(config, {}, lengths, devices=1), {}, lengths)
     positions = lengths.inputs + lengths.targets
     update = flops_per_step(config.model, config.batch_size, lengths.inputs, lengths.targets)
     evaluated = 0.0
@@ -82,7 +83,8 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
         # A forward pass is a third of an update.
         evaluated = -(-config.train_steps // every) * rows * update / config.batch_size / 3
     steps = config.train_steps
-    return steps, steps * config.batch_size * positions, steps * update + evaluated
+    rows = config.phases.read(steps)
+    return steps, rows * positions, rows / config.batch_size * update + evaluated
 
 
 def _lengths(config: Config) -> Lengths:

@@ -54,7 +54,7 @@ def started(words, kill):
         opened.append(checkpoints)
         return found
 
-    def put(*arguments, _before=loop.put_batch):
+    def put(*arguments, _before=loop.Program.put):
         if not ahead:
             opened[0].close()  # no thread of a killed run writes on
             raise Killed
@@ -63,7 +63,7 @@ def started(words, kill):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "begin", begin)
-        patch.setattr(loop, "put_batch", put)
+        patch.setattr(loop.Program, "put", put)
         with pytest.raises(Killed):
             pretrain.main(changed(*words))
 

@@ -81,9 +81,10 @@ class Explanation:
                 )
         self.step = step
         # Update k uses batch k - 1.
-        rows_E, self._places, self._members = self._data.batches().examples(step - 1)
+        batches = self._data.batches()
+        rows_E, self._places, self._members = batches.examples(step - 1)
         # Row -> indices of its examples.
-        starts = np.searchsorted(rows_E, np.arange(config.batch_size + 1))
+        starts = np.searchsorted(rows_E, np.arange(batches.rows(step - 1) + 1))
         self._examples = [range(*pair) for pair in itertools.pairwise(starts.tolist())]
         self._lineages: dict[int, Lineage] = {}
 

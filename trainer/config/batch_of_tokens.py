@@ -1,9 +1,11 @@
 """Computes a run's batch size and microbatches from sizes given in tokens."""
 
 import dataclasses
+import math
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
+from trainer.config.phases import parse
 from trainer.config.run import Config
 
 # Fields in tokens -> the fields in rows or parts that they determine.
@@ -40,13 +42,21 @@ def batch_of_tokens(
             import jax
 
             devices = jax.device_count()
-        sizes = config.mesh.sizes(devices)
-        replicas = sizes["data"] * sizes["fsdp"]
+        mesh = config.mesh.sizes(devices)
+        replicas = mesh["data"] * mesh["fsdp"]
+        sizes = [config.batch_size, *(each.rows for each in parse(config.batch_schedule))]
         # A batch that cannot be divided evenly is rejected later, like any other.
-        if config.batch_size % replicas == 0:
-            rows = config.batch_size // replicas
-            most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))
-            part = next(size for size in range(most, 0, -1) if rows % size == 0)
-            config = dataclasses.replace(config, microbatches=rows // part)
+        if all(size % replicas == 0 for size in sizes):
+            rows, common = max(sizes) // replicas, math.gcd(*sizes) // replicas
+            most = max(1, config.tokens_per_microbatch_per_replica // length)
+            counts = (count for count in range(1, common + 1) if common % count == 0)
+            parts = next((count for count in counts if rows <= count * most), None)
+            if parts is None:
+                raise UserError(
+                    f"--tokens_per_microbatch_per_replica={config.tokens_per_microbatch_per_replica}"
+                    f": {rows} rows of {length} tokens need more parts than the {common} into which "
+                    "all batches of --batch_schedule divide: use multiples of one number of rows"
+                )
+            config = dataclasses.replace(config, microbatches=parts)
         origins["microbatches"] = "tokens_per_microbatch_per_replica"
     return config

@@ -84,6 +84,14 @@ def config_changes(before: Config, now: Config, step: int) -> list[str]:
             f"mixing.schedule was {before.mixing.schedule!r}, is {now.mixing.schedule!r}, "
             f"different before update {step}"
         )
+    rows = [
+        [entry for entry in config.phases.changes if entry[0] < read] for config in (before, now)
+    ]
+    if rows[0] != rows[1]:
+        found.append(
+            f"batch_schedule was {before.batch_schedule!r}, is {now.batch_schedule!r}, different "
+            f"before update {step}"
+        )
     return found + skip_changes(before, now, step)
 
 

@@ -189,7 +189,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
     config, data, optimizer = run.config, run.data, run.config.optimizer
     rows = [
         ("parameters", f"{parameter_count(config.model):,}"),
-        ("updates", f"{step:,} of {config.batch_size} rows"),
+        ("updates", f"{step:,} of {config.phases.described(step)} rows"),
         ("lengths", f"inputs {run.lengths.inputs}, targets {run.lengths.targets}"),
         (
             "optimizer",
@@ -220,9 +220,9 @@ def _rates(data: CachedData) -> Iterator[tuple[str, str]]:
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
     """Returns the number of corpus tokens in all updates; in mixtures, exact to a window a task."""
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
-    total = 0.0
+    total, phases = 0.0, config.phases
     for (first, shares), (last, _) in itertools.pairwise([*data.rates, (step, [])]):
-        rows = max(0, min(last, step) - first) * config.batch_size
+        rows = max(0, phases.passed(min(last, step)) - phases.passed(first))
         total += rows * sum(map(operator.mul, shares, windows))
     return round(total)
 

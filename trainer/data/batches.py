@@ -1,10 +1,10 @@
 """Batches as a pure function of the step: `batch k = f(seed, mixture, k)`.
 
-Position `k · batch_size + row` of a run's endless order determines the task and how many of its
-windows precede it (`trainer/data/interleave.py`); that count determines epoch and window
-(`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state is
-therefore its step, for any number of hosts, workers or prefetched batches. Only `_first_position`
-maps a step to a batch: they differ after `--data.skip`.
+A row's position in a run's endless order, which holds batch after batch, determines the task and
+how many of its windows precede it (`trainer/data/interleave.py`); that count determines epoch and
+window (`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state is
+therefore its step, for any number of hosts, workers or prefetched batches. `trainer.config.phases`
+says where a batch's rows lie, and which batch a step reads: they differ after `--data.skip`.
 
 Dimensions: W windows, one per row of a batch.
 """
@@ -22,7 +22,7 @@ from tasks.objectives.objective import Slots
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
-from trainer.config.skips import Skips
+from trainer.config.phases import Phases
 from trainer.data import segments
 from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
@@ -162,25 +162,23 @@ class Places(NamedTuple):
 class TrainingBatches:
     """Training batches: `batches[k]` holds the rows of step k that host `host` of `hosts` makes.
 
-    Endless. `batch_size` counts the rows of all hosts; raises UserError unless `hosts` divides it.
+    Endless. `phases` counts the rows of all hosts; raises UserError unless `hosts` divides them.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        batch_size: int,
+        phases: Phases,
         schedule: MixingSchedule | None = None,
         host: int = 0,
         hosts: int = 1,
-        skips: Skips | None = None,
     ):
-        if batch_size % hosts:
-            raise UserError(f"batch_size {batch_size} is not divisible by the {hosts} hosts")
-        self._sources, self._batch_size = tuple(sources), batch_size
-        self._skips = skips or Skips()
+        for size in phases.sizes:
+            if size % hosts:
+                raise UserError(f"batch_size {size} is not divisible by the {hosts} hosts")
+        self._sources, self._phases = tuple(sources), phases
         self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
-        self._rows = batch_size // hosts
-        self._first_row = host * self._rows
+        self._host, self._hosts = host, hosts
         # One row of each feature of any source. Sources may lack only the prefix with bidirectional
         # attention, where zeros mean no prefix.
         blanks = [source.maker.blank() for source in self._sources]
@@ -188,7 +186,7 @@ class TrainingBatches:
 
     def __len__(self) -> int:
         # grain needs a length; no run is this long. Due times of windows are exact up to 2**52.
-        return (1 << 50) // self._batch_size
+        return (1 << 50) // max(self._phases.sizes)
 
     def places(self, step: int) -> Places:
         """Returns the origins of this host's rows of batch `step`."""
@@ -209,25 +207,31 @@ class TrainingBatches:
 
     def last_windows(self, step: int) -> Iterator[tuple[Source, int]]:
         """Yields (source, highest rank of a window that batch `step` needs), over all hosts."""
-        sources_W, ranks_W = self._schedule.places(self._first_position(step), self._batch_size)
+        sources_W, ranks_W = self._schedule.places(*self._range(step))
         for number in np.unique(sources_W).tolist():
             source = self._sources[number]
             yield source, source.layout.last_window(int(ranks_W[sources_W == number].max()))
 
-    def _first_position(self, step: int) -> int:
-        """Returns the position in the endless order of the first row that a step reads."""
-        return (self._skips.batch(int(step) + 1) - 1) * self._batch_size
+    def rows(self, step: int) -> int:
+        """Returns the number of rows that this host makes of batch `step`."""
+        return self._range(step)[1] // self._hosts
+
+    def _range(self, step: int) -> tuple[int, int]:
+        """Returns (position in the endless order of the first row that a step reads, rows)."""
+        batch = self._phases.skips.batch(int(step) + 1)
+        return self._phases.passed(batch - 1), self._phases.rows(batch)
 
     def _members(self, step: int) -> Iterator[tuple[int, np.ndarray, Members]]:
         """Yields (source, its rows of the batch, the examples of these rows)."""
-        first = self._first_position(step) + self._first_row
-        sources_W, ranks_W = self._schedule.places(first, self._rows)
+        first, count = self._range(step)[0], self.rows(step)
+        sources_W, ranks_W = self._schedule.places(first + self._host * count, count)
         for number in np.unique(sources_W).tolist():
             rows = np.flatnonzero(sources_W == number)
             yield number, rows, self._sources[number].layout.members(ranks_W[rows])
 
     def __getitem__(self, step: int) -> Batch:
-        shapes = {name: (self._rows, *row.shape[1:]) for name, row in self._features.items()}
+        size = self.rows(step)
+        shapes = {name: (size, *row.shape[1:]) for name, row in self._features.items()}
         batch = {name: np.zeros(shapes[name], row.dtype) for name, row in self._features.items()}
         for number, rows, members in self._members(step):
             source = self._sources[number]

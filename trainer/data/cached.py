@@ -263,10 +263,9 @@ class CachedData:
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
         """Returns the training batches, or a host's rows of them."""
-        size = self._config.batch_size
-        schedule = MixingSchedule([(step * size, rates) for step, rates in self.rates])
-        skips = self._config.data.skips
-        return TrainingBatches(self.sources, size, schedule, host, hosts, skips)
+        phases = self._config.phases
+        schedule = MixingSchedule([(phases.passed(step), rates) for step, rates in self.rates])
+        return TrainingBatches(self.sources, phases, schedule, host, hosts)
 
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
@@ -381,8 +380,8 @@ class CachedData:
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        skips, batch_size = self._config.data.skips, self._config.batch_size
-        steps = skips.batch(self._config.train_steps)
+        phases, skips = self._config.phases, self._config.data.skips
+        rows = phases.passed(skips.batch(self._config.train_steps))
         (_, shares), *changes = self.rates
         batches = self.batches(host, hosts)
         self._wait(batches, first_step)
@@ -400,7 +399,7 @@ class CachedData:
         ]
         lines += startup.law_lines(self.tasks)
         if len(self.tasks) > 1 and all(source.whole for source in self.sources):
-            lines += startup.mixture_lines(self.sources, shares, batch_size, steps)
+            lines += startup.mixture_lines(self.sources, shares, rows)
         names = [source.task for source in self.sources]
         lines += (
             startup.change_line(skips.updates(step), dict(zip(names, changed, strict=True)))
@@ -410,6 +409,7 @@ class CachedData:
         return [
             *lines,
             *startup.skip_lines(self._config.data),
-            startup.batch_line(self.sources, batch_size, shares, steps),
+            startup.batch_line(self.sources, self._config.batch_size, shares, rows),
+            *startup.phase_lines(phases),
             startup.packing_line(batch, specs, self.lengths),
         ]

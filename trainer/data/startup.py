@@ -13,6 +13,7 @@ from tasks.terminal.fields import as_flag
 from tasks.terminal.table import table
 from tasks.unit import Unit
 from trainer.config import DataConfig
+from trainer.config.phases import Phases
 from trainer.config.skips import described
 from trainer.data.batches import Source
 from trainer.data.cached_task import CachedTask
@@ -101,14 +102,12 @@ def law_lines(tasks: Sequence[CachedTask]) -> Iterator[Line]:
         )
 
 
-def mixture_lines(
-    sources: list[Source], shares: list[float], batch_size: int, train_steps: int
-) -> list[Line]:
+def mixture_lines(sources: list[Source], shares: list[float], rows_read: int) -> list[Line]:
     """Returns a table of a mixture's tasks, with shares and epochs at the first update's rates."""
     total = sum(len(source.maker.windows) for source in sources)
     rows = []
     for source, share in zip(sources, shares, strict=True):
-        count, read = len(source.maker.windows), batch_size * train_steps * share
+        count, read = len(source.maker.windows), rows_read * share
         epochs = f"{read / source.layout.rows_per_epoch:,.2f}"
         shown = (f"{count:,}", f"{count / total:.4%}", f"{share:.4%}", f"{read:,.0f}", epochs)
         rows.append((source.task, *shown))
@@ -135,10 +134,8 @@ def skip_lines(reading: DataConfig) -> Iterator[Line]:
         )
 
 
-def batch_line(
-    sources: list[Source], batch_size: int, shares: list[float], train_steps: int
-) -> Line:
-    """Describes the batch and, for a single task, how often its corpus is read."""
+def batch_line(sources: list[Source], batch_size: int, shares: list[float], rows_read: int) -> Line:
+    """Describes the first batch and, for a single task, how often its corpus is read."""
     if not all(source.whole for source in sources):
         return "batch", f"{batch_size} rows; epochs are unknown until the caches are finished"
     tokens = sum(
@@ -150,9 +147,18 @@ def batch_line(
     )
     text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
     if len(sources) == 1:
-        epoch = sources[0].layout.rows_per_epoch / batch_size
-        text += f", {epoch:,.1f} steps an epoch, {train_steps / epoch:,.2f} epochs in all"
+        epoch = sources[0].layout.rows_per_epoch
+        text += (
+            f", {epoch / batch_size:,.1f} steps an epoch, {rows_read / epoch:,.2f} epochs in all"
+        )
     return "batch", text
+
+
+def phase_lines(phases: Phases) -> Iterator[Line]:
+    """Yields a line for each change of the batch's rows."""
+    for batch, rows in phases.changes:
+        update = phases.skips.updates(batch) + 1
+        yield "", f"from update {update:,} on: {rows:,} rows, {phases.passed(batch):,} rows in"
 
 
 def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:

@@ -98,9 +98,18 @@ class History:
             if (speed := line.get("speed", {})).get("steps_per_second")
             and "tokens_per_second" in speed
         ]
-        lengths = self.config.lengths
-        planned = self.config.batch_size * ((lengths.inputs or 0) + (lengths.targets or 0))
+        planned = self.config.batch_size * self._tokens_per_row
         return round(statistics.median(rates)) if rates else planned
+
+    def tokens(self, step: int) -> float:
+        """Returns the encoder and decoder positions in all updates up to `step`."""
+        if not self.config.batch_schedule:
+            return step * self.tokens_per_step
+        return self.config.phases.read(step) * self._tokens_per_row
+
+    @property
+    def _tokens_per_row(self) -> int:
+        return (self.config.lengths.inputs or 0) + (self.config.lengths.targets or 0)
 
     def hours(self, steps: Sequence[int]) -> list[float]:
         """Returns the training hours before each of the ascending steps, from recorded speeds."""

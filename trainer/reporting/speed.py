@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Self
 
 import jax
@@ -18,8 +19,10 @@ _SHORTEST_WAIT = 0.05
 class Speed:
     """Measures speed between reports, excluding compilation and evaluation.
 
-    `tokens_per_step` counts encoder and decoder positions; `peak_flops` is per second over all
-    devices, None if unknown; `blocking` times the waits for checkpoints, `waiting` for caches.
+    `tokens_per_step` counts encoder and decoder positions, and with `flops_per_step` belongs to a
+    batch of the first size; `batches` says how many of these have the rows of the first updates.
+    `peak_flops` is per second over all devices, None if unknown; `blocking` times the waits for
+    checkpoints, `waiting` for caches.
     """
 
     tokens_per_step: int
@@ -27,6 +30,7 @@ class Speed:
     peak_flops: float | None
     blocking: Waiting = dataclasses.field(default_factory=Waiting)
     waiting: Waiting = dataclasses.field(default_factory=Waiting)
+    batches: Callable[[int], float] = float
     _time: float | None = None
     _step: int = 0
 
@@ -35,11 +39,13 @@ class Speed:
         """Returns the speed of a run on all devices of all processes."""
         lengths = run.converter.encoder_length, run.converter.decoder_length
         peak = peak_flops(jax.devices()[0].device_kind)
+        phases, size = run.config.phases, run.config.batch_size
         return cls(
             run.config.batch_size * sum(lengths),
             flops_per_step(run.config.model, run.config.batch_size, *lengths),
             peak and peak * jax.device_count(),
             waiting=waiting,
+            batches=lambda updates: phases.read(updates) / size,
         )
 
     def restart(self, step: int) -> None:
@@ -59,11 +65,13 @@ class Speed:
         if waited > _SHORTEST_WAIT:
             rates["build_waiting_seconds"] = waited
         before, self._time = self._time, time.monotonic()
-        steps, self._step = step - self._step, step
+        steps, batches = step - self._step, self.batches(step) - self.batches(self._step)
+        self._step = step
         if before is None or not steps:
             return rates
-        rate = steps / (self._time - before)
-        rates |= {"steps_per_second": rate, "tokens_per_second": rate * self.tokens_per_step}
+        rates["steps_per_second"] = steps / (self._time - before)
+        rate = batches / (self._time - before)
+        rates["tokens_per_second"] = rate * self.tokens_per_step
         if self.peak_flops:
             rates["mfu"] = rate * self.flops_per_step / self.peak_flops
         return rates
