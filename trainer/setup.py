@@ -133,8 +133,7 @@ def _fit(
     config = _imply_new_tokens(config, origins, lengths)
     # Program checks the mesh sizes that depend on the number of devices.
     sizes, rules = config.mesh.planned(), config.mesh.rules
-    for size in config.phases.sizes:
-        check_dimensions(sizes, rules, config.model, size, config.microbatches)
+    check_dimensions(sizes, rules, config.model, config.phases.sizes, config.microbatches)
     return config, converter
 
 

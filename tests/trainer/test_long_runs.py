@@ -18,6 +18,7 @@ from trainer.comparing.explanation import Explanation
 pytestmark = pytest.mark.processes  # whole runs
 
 STEPS, SKIP = 20, "--data.skip=8:12"
+GROWING = "--batch_schedule=8: 8; 13: 2"
 FLAGS = (
     *("--model.num_encoder_layers=1", "--model.num_decoder_layers=1", "--model.dropout_rate=0.1"),
     *(f"--train_steps={STEPS}", "--metrics.every_steps=3", "--metrics.tensorboard=false"),
@@ -92,6 +93,14 @@ def skipping(text_cache, tmp_path_factory):
     """The folder of a run that left out batches 8 to 11 from its start."""
     folder = tmp_path_factory.mktemp("skipping") / "model"
     train(text_cache, folder, SKIP)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def growing(text_cache, tmp_path_factory):
+    """The folder of a run whose batches have 8 rows from update 9 on, and 2 from update 14 on."""
+    folder = tmp_path_factory.mktemp("growing") / "model"
+    train(text_cache, folder, GROWING)
     return folder
 
 
@@ -237,11 +246,46 @@ def test_a_cool_down_branch(plain, tmp_path):
     assert _of_batch(tmp_path / "whole", 14) == _of_batch(plain, 16)
 
 
+def test_killed_around_changes_of_the_batch(text_cache, plain, growing, tmp_path):
+    train(text_cache, tmp_path, kill=8)  # the schedule may be added while it is ahead
+    for kill in (9, 13, 16):
+        train(text_cache, tmp_path, GROWING, kill=kill)
+    # Boundaries in tokens are the same schedule: 2,048 and 4,608 tokens.
+    train(text_cache, tmp_path, "--batch_schedule=2.04K: 8; 4.608K: 2")
+    assert_same_run(tmp_path, growing)
+    change = "batch_schedule was , is 8: 8; 13: 2"
+    assert history(tmp_path) == [{"after_update": 5, "by": "", "changes": [change]}]
+    assert_equal(state(plain, 5), state(growing, 5))
+    assert not same(state(plain, 10), state(growing, 10))
+
+
+def test_rows_before_and_after_changes_of_the_batch_are_explained(plain, growing):
+    rows = [row for batch in range(1, STEPS + 1) for row in _placeless(plain, batch)]
+    first = 0
+    for step, size in enumerate([4] * 8 + [8] * 5 + [2] * 3, 1):
+        assert _placeless(growing, step) == rows[first : first + size]
+        first += size
+
+
+def _placeless(folder, batch):
+    return [line.partition(": ")[2] for line in _of_batch(folder, batch)]
+
+
+def test_a_rewind_and_a_branch_change_the_batch(text_cache, copied, growing, plain, tmp_path):
+    train(text_cache, copied, GROWING, "--rewind_to=5", kill=12)
+    train(text_cache, copied, GROWING, "--rewind_to=5")
+    assert_same_run(copied, growing)
+    branched(tmp_path / "new", f"{plain}@5", GROWING, kill=17)
+    branched(tmp_path / "new", f"{plain}@5", GROWING)
+    assert_same_run(tmp_path / "new", growing, after=5)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         ([SKIP], "only --rewind_to an earlier checkpoint changes what it read"),
         ([SKIP, "--rewind_to=10"], "data.skip was unset, is 8:12, but update 10 is made"),
+        ([GROWING], "batch_schedule was '', is '8: 8; 13: 2', different before update 20"),
         (["--rewind_to=7"], "--rewind_to=7: "),
         (["--rewind_to=7"], "has no checkpoint of step 7; it has 5, 10, 15, 20"),
         (["--rewind_to=0"], "--rewind_to=0: it must be 1 or more"),

@@ -53,9 +53,9 @@ def batch_of_tokens(
             parts = next((count for count in counts if rows <= count * most), None)
             if parts is None:
                 raise UserError(
-                    f"--tokens_per_microbatch_per_replica={config.tokens_per_microbatch_per_replica}"
-                    f": {rows} rows of {length} tokens need more parts than the {common} into which "
-                    "all batches of --batch_schedule divide: use multiples of one number of rows"
+                    f"--tokens_per_microbatch_per_replica: {rows} rows of {length} tokens need "
+                    f"more parts than {common}, the most that divide all batches of "
+                    f"--batch_schedule={config.batch_schedule}: choose other numbers of rows"
                 )
             config = dataclasses.replace(config, microbatches=parts)
         origins["microbatches"] = "tokens_per_microbatch_per_replica"

@@ -2,9 +2,10 @@
 
 A row's position in a run's endless order, which holds batch after batch, determines the task and
 how many of its windows precede it (`trainer/data/interleave.py`); that count determines epoch and
-window (`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state is
-therefore its step, for any number of hosts, workers or prefetched batches. `trainer.config.phases`
-says where a batch's rows lie, and which batch a step reads: they differ after `--data.skip`.
+window (`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state
+is therefore its step, for any number of hosts, workers or prefetched batches.
+`trainer.config.phases` says where a batch's rows lie, and which batch a step reads: they differ
+after `--data.skip`.
 
 Dimensions: W windows, one per row of a batch.
 """

@@ -157,8 +157,9 @@ def batch_line(sources: list[Source], batch_size: int, shares: list[float], rows
 def phase_lines(phases: Phases) -> Iterator[Line]:
     """Yields a line for each change of the batch's rows."""
     for batch, rows in phases.changes:
-        update = phases.skips.updates(batch) + 1
-        yield "", f"from update {update:,} on: {rows:,} rows, {phases.passed(batch):,} rows in"
+        before = phases.skips.updates(batch)
+        passed = f"after {phases.read(before):,} rows"
+        yield "", f"from update {before + 1:,} on, {passed}: {rows:,} rows a batch"
 
 
 def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:

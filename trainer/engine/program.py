@@ -45,8 +45,8 @@ class Program:
             )
         compiled_programs.enable()
         sizes = config.mesh.sizes(len(devices))
-        for size in config.phases.sizes:
-            check_dimensions(sizes, config.mesh.rules, config.model, size, config.microbatches)
+        rows = config.phases.sizes
+        check_dimensions(sizes, config.mesh.rules, config.model, rows, config.microbatches)
         self.mesh = sharding.make_mesh(config.mesh, devices)
         self.host_part = sharding.host_part(self.mesh)
         self.spec = model_spec(config.model)

@@ -270,7 +270,7 @@ def _meshes(asked: Subject, target: Target) -> list[Values]:
                 continue
             try:
                 check_dimensions(
-                    sizes, config.mesh.rules, config.model, asked.rows, config.microbatches
+                    sizes, config.mesh.rules, config.model, config.phases.sizes, config.microbatches
                 )
             except UserError:
                 continue
