@@ -160,7 +160,10 @@ def test_conversions_that_fail_are_refused(flags, says):
             ["--batch_schedule=3: 6", "--mesh.data=4"],
             "--batch_schedule: 6 rows cannot be divided among 4",
         ),
-        (["--batch_schedule=3: 6", "--microbatches=4"], "6 cannot be divided among 1 .* in each"),
+        (
+            ["--batch_schedule=3: 6", "--microbatches=4"],
+            "6 rows cannot be divided among 1 .* in each",
+        ),
         (
             ["--batch_schedule=3: 6", "--tokens_per_microbatch_per_replica=64"],
             "6 rows of 64 tokens need more parts than 2, the most that divide all batches",
