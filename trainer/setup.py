@@ -127,9 +127,11 @@ def _fit(
             "--preset, or a vocabulary whose padding is id 0"
         )
     converter = features.converter(config.model, lengths, vocabulary.special)
-    check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
-    config = in_updates(config, origins, lengths)
+    config = in_updates(config, origins)
+    for phase in config.phases.stages:
+        own = features.converter(config.model, phase.lengths, vocabulary.special)
+        check_positions(config, own)
     config = _imply_new_tokens(config, origins, lengths)
     # Program checks the mesh sizes that depend on the number of devices.
     sizes, rules = config.mesh.planned(), config.mesh.rules

@@ -69,7 +69,7 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
 
     config = _fitted(stage.config, vocab_size)
     lengths = _lengths(config)
-    config = in_updates(batch_of_tokens(config, {}, lengths, devices=1), {}, lengths)
+    config = in_updates(batch_of_tokens(config, {}, lengths, devices=1), {})
     positions = lengths.inputs + lengths.targets
     update = flops_per_step(config.model, config.batch_size, lengths.inputs, lengths.targets)
     evaluated = 0.0

@@ -5,7 +5,7 @@ import math
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
-from trainer.config.phases import parse
+from trainer.config.phases import phases_of
 from trainer.config.run import Config
 
 # Fields in tokens -> the fields in rows or parts that they determine.
@@ -44,7 +44,8 @@ def batch_of_tokens(
             devices = jax.device_count()
         mesh = config.mesh.sizes(devices)
         replicas = mesh["data"] * mesh["fsdp"]
-        sizes = [config.batch_size, *(each.rows for each in parse(config.batch_schedule))]
+        phases = phases_of(config)
+        sizes, length = phases.sizes, max(vars(phases.longest).values())
         # A batch that cannot be divided evenly is rejected later, like any other.
         if all(size % replicas == 0 for size in sizes):
             rows, common = max(sizes) // replicas, math.gcd(*sizes) // replicas

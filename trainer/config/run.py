@@ -44,7 +44,7 @@ from trainer.config.evaluation import (
 from trainer.config.lora import LoraConfig, check_pattern
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
-from trainer.config.phases import SCHEDULE, TOKENS, Phases, phases_of
+from trainer.config.phases import LENGTHS, ROWS, TOKENS, Phases, phases_of
 from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
@@ -218,7 +218,16 @@ class Config:
         "",
         "numbers of rows that take effect after given updates or tokens, such as '2000: 64; "
         "2B: 128'; on resume, only future entries may change (docs/training.md)",
-        rule=SCHEDULE,
+        rule=ROWS,
+        changes="later_batches",
+        joined=";",
+        read_if=ON_CACHES,
+    )
+    length_schedule: str = field(
+        "",
+        "lengths of features that take effect after given updates or tokens, such as '8000: "
+        "inputs=4096,targets=910'; on resume, only future entries may change (docs/training.md)",
+        rule=LENGTHS,
         changes="later_batches",
         joined=";",
         read_if=ON_CACHES,

@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import as_flag
 from tasks.terminal.table import table
 from tasks.unit import Unit
-from trainer.config import DataConfig
+from trainer.config import Config, DataConfig
 from trainer.config.phases import Phases
 from trainer.config.skips import described
 from trainer.data.batches import Source
@@ -148,18 +148,42 @@ def batch_line(sources: list[Source], batch_size: int, shares: list[float], rows
     text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
     if len(sources) == 1:
         epoch = sources[0].layout.rows_per_epoch
-        text += (
-            f", {epoch / batch_size:,.1f} steps an epoch, {rows_read / epoch:,.2f} epochs in all"
-        )
+        text += f", {epoch / batch_size:,.1f} steps an epoch"
+        text += f", {rows_read / epoch:,.2f} epochs in all" * bool(rows_read)
     return "batch", text
 
 
 def phase_lines(phases: Phases) -> Iterator[Line]:
-    """Yields a line for each change of the batch's rows."""
-    for batch, rows in phases.changes:
-        before = phases.skips.updates(batch)
-        passed = f"after {phases.read(before):,} rows"
-        yield "", f"from update {before + 1:,} on, {passed}: {rows:,} rows a batch"
+    """Yields a line for each change of the batch's rows or lengths."""
+    for phase in phases.phases[1:]:
+        before, lengths = phases.skips.updates(phase.begin), ""
+        if phases.nest:
+            lengths = f" of inputs {phase.lengths.inputs}, targets {phase.lengths.targets}"
+        tokens = f"after {phases.in_tokens.read(before):,} tokens"
+        yield "", f"from update {before + 1:,} on, {tokens}: {phase.rows:,} rows a batch{lengths}"
+
+
+def check_nest(config: Config, tasks: Sequence[CachedTask]) -> None:
+    """Raises a UserError for what cannot be read with lengths that change."""
+    flag, phases, reading = "--length_schedule", config.phases, config.data
+    if phases.nest not in [each.lengths for each in phases.phases]:
+        raise UserError(f"{flag}: one phase must have both the longest inputs and targets")
+    for name, is_set in (
+        ("data.follow", reading.follow),
+        ("data.take", reading.take is not None),
+        ("data.pack_examples", reading.pack_examples),
+        ("data.shuffle=block", reading.shuffle == "block"),
+        ("mixing.max_epochs", config.mixing.max_epochs is not None),
+        ("teacher", config.teacher is not None),
+    ):
+        if is_set:
+            raise UserError(f"{flag} cannot be combined with --{name}: leave out one of the two")
+    for each in tasks:
+        if each.task.objective.unit is Unit.PAIR or each.manifest.plan.rows_are_windows:
+            raise UserError(
+                f"{flag}: the rows of {each.cache} are windows, so that no other length can be cut "
+                "from them: build it with --packing=concat"
+            )
 
 
 def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:

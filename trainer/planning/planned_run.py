@@ -62,6 +62,11 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     """Completes a configuration for `devices` from its cache, or from its task and flags."""
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine}: only steps of this trainer can be planned")
+    if config.length_schedule:
+        raise UserError(
+            "--length_schedule: lengths are planned one by one: leave it out, and set --lengths "
+            "and --batch_size to those of a phase"
+        )
     if config.task and config.cache_dir:
         config = fields.replace(config, "model_dir", config.model_dir or "unused")
         run = prepare(config, origins)
@@ -70,7 +75,7 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
         raise UserError("--cache_dir needs a --task")
     config = _with_lengths(config)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-    config = in_updates(batch_of_tokens(config, origins, lengths, devices), origins, lengths)
+    config = in_updates(batch_of_tokens(config, origins, lengths, devices), origins)
     return Subject(config, features.converter(config.model, lengths), _features(config))
 
 

@@ -14,8 +14,9 @@ from tests.support.trees import assert_equal
 from trainer.config import config_changes
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.from_flags import build_config
-from trainer.config.phases import Phases, in_updates, tokens_of
+from trainer.config.phases import Phase, Phases, in_updates, tokens_of
 from trainer.config.skips import Skips
+from trainer.data.order import NestedOrder
 
 LENGTHS = Lengths(64, 18)
 SCHEDULE = "--batch_schedule=3: 8; 5: 2"  # beside 4 rows
@@ -34,9 +35,11 @@ MIXED = [
 def test_batches_lie_one_after_another(begins, sizes, borders):
     ranges = list(zip(borders[::2], borders[1::2], strict=False))
     skips = Skips([f"{first}:{following}" for first, following in ranges])
-    phases = Phases(sizes[0], list(zip(begins, sizes[1:], strict=False)), skips)
+    phases = Phases(
+        [Phase(*each, LENGTHS) for each in zip([0, *begins], sizes, strict=False)], skips
+    )
     rows = [sizes[sum(begin < batch for begin in begins)] for batch in range(1, 60)]
-    assert [phases.rows(batch) for batch in range(1, 60)] == rows
+    assert [phases.of(batch).rows for batch in range(1, 60)] == rows
     ends = [0, *itertools.accumulate(rows)]
     assert [phases.passed(batch) for batch in range(60)] == ends
     for count in range(ends[-1]):
@@ -90,8 +93,8 @@ def test_a_phase_follows_the_batch_when_batches_are_skipped(text_cache):
     made = list(itertools.islice(whole.training(0), 8))
     assert_equal(list(itertools.islice(skipping.training(0), 5)), [made[0], *made[4:]])
     lines = [text for _, text in skipping.consequences()]
-    assert "from update 2 on, after 4 rows: 8 rows a batch" in lines
-    assert "from update 3 on, after 12 rows: 2 rows a batch" in lines
+    assert "from update 2 on, after 256 tokens: 8 rows a batch" in lines
+    assert "from update 3 on, after 768 tokens: 2 rows a batch" in lines
 
 
 def test_the_start_says_the_phases(text_cache):
@@ -99,14 +102,14 @@ def test_the_start_says_the_phases(text_cache):
     place = next(place for place, line in enumerate(said) if line[0] == "batch")
     assert said[place][1].startswith("4 rows, ")
     assert [text for _, text in said[place + 1 : place + 3]] == [
-        "from update 4 on, after 12 rows: 8 rows a batch",
-        "from update 6 on, after 28 rows: 2 rows a batch",
+        "from update 4 on, after 768 tokens: 8 rows a batch",
+        "from update 6 on, after 1,792 tokens: 2 rows a batch",
     ]
 
 
-def converted(*flags, lengths=LENGTHS):
+def converted(*flags):
     config, origins = build_config("t5_1_1_tiny", flags_of("nowhere", "nowhere", *flags))
-    return in_updates(config, origins, lengths), origins
+    return in_updates(config, origins), origins
 
 
 def test_tokens_become_updates():
@@ -117,7 +120,7 @@ def test_tokens_become_updates():
     assert config.train_tokens is None
     assert origins["train_steps"] == "--train_tokens=3K"
     # Converted once: another time changes nothing.
-    assert in_updates(config, origins, LENGTHS) == config
+    assert in_updates(config, origins) == config
     assert converted("--train_tokens=256.001K", "--batch_size=1000")[0].train_steps == 5
     skipping, _ = converted("--train_tokens=1K", "--data.skip=2:4", "--batch_schedule=4: 8")
     assert skipping.train_steps == 3  # batches 1, 4 and 5 have 1,024 tokens
@@ -143,7 +146,10 @@ def test_schedules_that_are_none_are_refused(text):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--batch_schedule=10: 8; 1K: 16"], "the boundaries must ascend, but with rows of 64"),
+        (
+            ["--batch_schedule=10: 8; 1K: 16"],
+            "boundaries must ascend, but an entry comes before",
+        ),
         (["--train_tokens=1K", "--train_steps=3"], "alternatives: set only one"),
         (["--train_tokens=1000T", "--batch_size=1"], "train_steps"),
     ],
@@ -205,3 +211,90 @@ def test_a_seqio_task_refuses_a_schedule():
     flags = ["--task=seqio:theirs", "--batch_schedule=3: 6"]
     with pytest.raises(UserError, match="--batch_schedule has no effect on --task=seqio:theirs"):
         refuse_unread(*build_config("t5_1_1_tiny", flags))
+
+
+LONGER = "--length_schedule=6: inputs=256,targets=66; 20: inputs=128,targets=34"
+LM = [
+    *("--task=python_docs_lm", "--lengths.inputs=0", "--lengths.targets=32"),
+    "--length_schedule=6: targets=256; 20: targets=128",
+]
+
+
+def spans(batches, step):
+    """Returns (source, epoch) -> [(begin, end)] of the rows of a batch in the stream of tokens."""
+    found = {}
+    places = batches.places(step)
+    for source, epoch, window in zip(places.sources, places.epochs, places.windows, strict=True):
+        windows = batches.sources(step)[source].maker.windows
+        begin, end = (int(each[0]) for each in windows._extents(np.array([window])))
+        found.setdefault((int(source), int(epoch)), []).append((begin, end))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "preset"),
+    [
+        ([LONGER], "t5_1_1_tiny"),
+        ([LONGER, "--data.shuffle=none", "--batch_schedule=8: 2; 30: 4"], "t5_1_1_tiny"),
+        (
+            [
+                *MIXED[:2],
+                LONGER.replace("66", "255").replace("34", "127"),
+                "--mixing.schedule=9: python_docs_span_corruption=1",
+            ],
+            "t5_1_1_tiny",
+        ),
+        (LM, "lm_tiny"),
+    ],
+    ids=["one task", "in the cache's order", "mixture and schedule", "language model"],
+)
+def test_a_change_of_length_repeats_nothing_in_an_epoch(text_cache, flags, preset):
+    data = run_of(text_cache, *flags, preset=preset).data
+    batches = data.batches()
+    total = len(data.sources[0].maker.windows) * data.sources[0].maker.windows.window_tokens
+    read = {}
+    for step in range(150):
+        for key, several in spans(batches, step).items():
+            read.setdefault(key, []).extend(several)
+    assert len(read) > len(data.tasks)  # more than an epoch
+    for several in read.values():
+        borders = [place for pair in sorted(several) for place in pair]
+        assert borders == sorted(borders)
+    first = sum(end - begin for begin, end in read[0, 0])
+    assert first > 0.9 * total
+    # Started between any two updates, and on two hosts.
+    made = list(itertools.islice(data.training(0), 24))
+    for begun in (5, 6, 7, 19, 20):
+        assert_equal(next(data.training(begun)), made[begun])
+    assert_shared(data.batches, (0, 5, 6, 19, 20, 149), hosts=(2,))
+    side = "decoder_target_tokens" if preset == "lm_tiny" else "encoder_input_tokens"
+    widths = [made[step][side].shape[1] for step in (5, 6, 19, 20)]
+    assert widths == ([32, 256, 256, 128] if preset == "lm_tiny" else [64, 256, 256, 128])
+
+
+def test_an_epoch_of_nested_windows_reads_each_once():
+    for count, per in ((1, 1), (5, 3), (200, 4), (3000, 2)):
+        order, ranks = NestedOrder(count, per, 3), np.arange(count * per)
+        epochs = [order(np.full(len(ranks), epoch), ranks) for epoch in range(2)]
+        assert all(sorted(each) == ranks.tolist() for each in epochs)
+        assert count == 1 or epochs[0].tolist() != epochs[1].tolist()
+        for rank in {0, 1, count, count * per - 1, count * per}:
+            begin = order.begin(order.untouched(rank))
+            assert rank <= begin <= count * per
+            seen, rest = epochs[0][:rank] // per, epochs[0][begin:] // per
+            assert not {*seen} & {*rest}
+            # In the second epoch, it is the same, a whole epoch later.
+            assert order.begin(order.untouched(rank + count * per)) == begin + count * per
+
+
+def test_what_lengths_that_change_exclude_is_refused(text_cache):
+    for flags in (
+        ["--data.follow=true"],
+        ["--data.take=0.5"],
+        ["--data.shuffle=block"],
+        ["--data.pack_examples=true", "--task=python_docs_prefix_lm"],
+    ):
+        with pytest.raises(UserError, match="--length_schedule cannot be combined with --data"):
+            run_of(text_cache, LONGER, *flags)
+    with pytest.raises(UserError, match="one phase must have both the longest inputs and targets"):
+        run_of(text_cache, "--length_schedule=6: inputs=256,targets=4")
