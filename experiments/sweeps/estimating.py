@@ -69,6 +69,8 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
 
     config = _fitted(stage.config, vocab_size)
     lengths = _lengths(config)
+    sides = {f"lengths.{side}": value for side, value in vars(lengths).items()}
+    config = fields.replace_all(config, sides)
     config = in_updates(batch_of_tokens(config, {}, lengths, devices=1), {})
     positions = lengths.inputs + lengths.targets
     update = flops_per_step(config.model, config.batch_size, lengths.inputs, lengths.targets)
@@ -83,8 +85,12 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
         # A forward pass is a third of an update.
         evaluated = -(-config.train_steps // every) * rows * update / config.batch_size / 3
     steps = config.train_steps
-    rows = config.phases.read(steps)
-    return steps, rows * positions, rows / config.batch_size * update + evaluated
+    phases, model = config.phases, config.model
+    read = phases.weighted(lambda each: each.rows * sum(vars(each.lengths).values())).read(steps)
+    made = phases.weighted(
+        lambda each: flops_per_step(model, each.rows, *vars(each.lengths).values())
+    )
+    return steps, read, made.read(steps) + evaluated
 
 
 def _lengths(config: Config) -> Lengths:

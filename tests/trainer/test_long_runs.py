@@ -14,11 +14,14 @@ from trainer import explain, loop, pretrain
 from trainer.comparing import verdict
 from trainer.comparing.document_steps import Sightings
 from trainer.comparing.explanation import Explanation
+from trainer.config import load_config
+from trainer.setup import prepare
 
 pytestmark = pytest.mark.processes  # whole runs
 
 STEPS, SKIP = 20, "--data.skip=8:12"
 GROWING = "--batch_schedule=8: 8; 13: 2"
+LONGER = ("--length_schedule=8: inputs=128,targets=34; 13: inputs=64,targets=18", GROWING)
 FLAGS = (
     *("--model.num_encoder_layers=1", "--model.num_decoder_layers=1", "--model.dropout_rate=0.1"),
     *(f"--train_steps={STEPS}", "--metrics.every_steps=3", "--metrics.tensorboard=false"),
@@ -259,6 +262,27 @@ def test_killed_around_changes_of_the_batch(text_cache, plain, growing, tmp_path
     assert not same(state(plain, 10), state(growing, 10))
 
 
+def test_killed_around_changes_of_length(text_cache, plain, tmp_path):
+    train(text_cache, tmp_path / "whole", *LONGER)
+    folder = tmp_path / "killed"
+    # The second entry may change while it is ahead, as long as the longest rows stay.
+    train(text_cache, folder, LONGER[0].partition(";")[0], GROWING, kill=9)
+    for kill in (13, 16):
+        train(text_cache, folder, *LONGER, kill=kill)
+    train(text_cache, folder, *LONGER)
+    assert_same_run(folder, tmp_path / "whole")
+    assert not same(state(plain, 5), state(folder, 5))  # in another order from the start
+    # Rows of either length are the ones explained, and their documents are found again.
+    run = prepare(*load_config(str(folder)))
+    for step, length in ((8, 64), (9, 128), (13, 128), (14, 64)):
+        batch, explained = run.data.batches()[step - 1], Explanation(str(folder), step)
+        assert batch["encoder_input_tokens"].shape == (len(explained), length)
+        made = batch["encoder_input_tokens"][1]
+        assert explained.sample(1).trace.inputs.tokens_L.tolist() == made[made > 0].tolist()
+        shown = explained.row(1).parts[0].id
+        assert (step, 1) in {(each.step, each.row) for each in Sightings(str(folder)).of([shown])}
+
+
 def test_rows_before_and_after_changes_of_the_batch_are_explained(plain, growing):
     rows = [row for batch in range(1, STEPS + 1) for row in _placeless(plain, batch)]
     first = 0
@@ -286,6 +310,7 @@ def test_a_rewind_and_a_branch_change_the_batch(text_cache, copied, growing, pla
         ([SKIP], "only --rewind_to an earlier checkpoint changes what it read"),
         ([SKIP, "--rewind_to=10"], "data.skip was unset, is 8:12, but update 10 is made"),
         ([GROWING], "batch_schedule was '', is '8: 8; 13: 2', different before update 20"),
+        (LONGER, "they decide the order of all batches"),
         (["--rewind_to=7"], "--rewind_to=7: "),
         (["--rewind_to=7"], "has no checkpoint of step 7; it has 5, 10, 15, 20"),
         (["--rewind_to=0"], "--rewind_to=0: it must be 1 or more"),

@@ -45,7 +45,7 @@ def batch_of_tokens(
         mesh = config.mesh.sizes(devices)
         replicas = mesh["data"] * mesh["fsdp"]
         phases = phases_of(config)
-        sizes, length = phases.sizes, max(vars(phases.longest).values())
+        sizes, length = phases.sizes, max(length, *vars(phases.longest).values())
         # A batch that cannot be divided evenly is rejected later, like any other.
         if all(size % replicas == 0 for size in sizes):
             rows, common = max(sizes) // replicas, math.gcd(*sizes) // replicas

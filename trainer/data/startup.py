@@ -66,10 +66,11 @@ def task_lines(
         )
     if unread := windows.unread_tokens:
         many = unread / tokens >= _MANY_UNREAD
+        rest = "" if windows.per_outer == 1 else " and what the longest rows leave"
         yield (
             "warning" if many else "",
             f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: the unfinished "
-            f"last window{'; use more text or shorter lengths' if many else ''}",
+            f"last window{rest}{'; use more text or shorter lengths' if many else ''}",
         )
     pairs, cut = windows.cut() if isinstance(windows, PairWindows) else (0, 0)
     if pairs:
