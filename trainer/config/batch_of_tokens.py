@@ -45,18 +45,21 @@ def batch_of_tokens(
         mesh = config.mesh.sizes(devices)
         replicas = mesh["data"] * mesh["fsdp"]
         phases = phases_of(config)
-        sizes, length = phases.sizes, max(length, *vars(phases.longest).values())
+        sizes, most = phases.sizes, config.tokens_per_microbatch_per_replica
         # A batch that cannot be divided evenly is rejected later, like any other.
         if all(size % replicas == 0 for size in sizes):
-            rows, common = max(sizes) // replicas, math.gcd(*sizes) // replicas
-            most = max(1, config.tokens_per_microbatch_per_replica // length)
-            counts = (count for count in range(1, common + 1) if common % count == 0)
-            parts = next((count for count in counts if rows <= count * most), None)
+            common = math.gcd(*sizes) // replicas
+            fewest = 1  # in every phase, with at least a row in each part
+            for phase in phases.phases:
+                longer = max(phase.lengths.inputs, phase.lengths.targets) or length
+                fewest = max(fewest, math.ceil(phase.rows // replicas / max(1, most // longer)))
+            counts = (count for count in range(fewest, common + 1) if common % count == 0)
+            parts = next(counts, None)
             if parts is None:
                 raise UserError(
-                    f"--tokens_per_microbatch_per_replica: {rows} rows of {length} tokens need "
-                    f"more parts than {common}, the most that divide all batches of "
-                    f"--batch_schedule={config.batch_schedule}: choose other numbers of rows"
+                    f"--tokens_per_microbatch_per_replica={most}: a batch needs {fewest} parts, "
+                    f"but all batches of --batch_schedule={config.batch_schedule} divide into "
+                    f"{common} at most: choose other numbers of rows"
                 )
             config = dataclasses.replace(config, microbatches=parts)
         origins["microbatches"] = "tokens_per_microbatch_per_replica"

@@ -78,14 +78,29 @@ class CachedData:
         self._taken = _amounts(config, [each.task.name for each in tasks])
         for each in tasks:
             self._check(each)
-        # Windows lie in those of the longest lengths, `nest`, if lengths change.
-        self._nest, self._later = nest, list[CachedData]()
-        if nest is None and config.phases.nest:
-            self._nest = config.phases.nest
-            startup.check_nest(config, tasks)
-            for phase in config.phases.stages[1:]:
-                own = features.converter(config.model, phase.lengths, first.ids.special)
-                self._later.append(CachedData(config, tasks, own, training, self._nest))
+        # Windows lie in those of the longest lengths if lengths change. `nest` is given to the data
+        # of another length, which `_later` makes.
+        self._nest, self._changes = nest or config.phases.nest, nest is None
+        if training:
+            _ = self._later  # checks what changes
+
+    @functools.cached_property
+    def _later(self) -> "list[CachedData]":
+        """The data of each later stage, whose lengths differ."""
+        config, special = self._config, self.tasks[0].ids.special
+        if not (self._nest and self._changes):
+            return []
+        startup.check_nest(config, self.tasks)
+        return [
+            CachedData(
+                config,
+                self.tasks,
+                features.converter(config.model, phase.lengths, special),
+                self._trains,
+                self._nest,
+            )
+            for phase in config.phases.stages[1:]
+        ]
 
     def _check(self, each: CachedTask) -> None:
         config, objective = self._config, each.task.objective
@@ -282,9 +297,8 @@ class CachedData:
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
         """Returns the training batches, or a host's rows of them."""
-        phases = self._config.phases
+        phases, later = self._config.phases, [each.sources for each in self._later]
         schedule = MixingSchedule([(phases.passed(step), rates) for step, rates in self.rates])
-        later = [each.sources for each in self._later]
         return TrainingBatches(self.sources, phases, schedule, host, hosts, later)
 
     def training(

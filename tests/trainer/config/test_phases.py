@@ -172,7 +172,7 @@ def test_conversions_that_fail_are_refused(flags, says):
         ),
         (
             ["--batch_schedule=3: 6", "--tokens_per_microbatch_per_replica=64"],
-            "6 rows of 64 tokens need more parts than 2, the most that divide all batches",
+            "a batch needs 6 parts, but all batches of --batch_schedule=3: 6 divide into 2 at most",
         ),
     ],
 )
@@ -186,6 +186,12 @@ def test_microbatches_of_tokens_fit_the_largest_phase():
     config, origins = build_config("t5_1_1_tiny", flags_of("nowhere", "nowhere", *flags))
     # Of 24 rows, 8 fit: 3 parts, but 4 rows divide into 4.
     assert batch_of_tokens(config, origins, LENGTHS, devices=1).microbatches == 4
+    # 24 rows of 64 tokens and 4 rows of 256 both need 3 parts or fewer.
+    flags[0] = "--length_schedule=3: inputs=256"
+    config, origins = build_config(
+        "t5_1_1_tiny", flags_of("nowhere", "nowhere", *flags, "--batch_schedule=3: 2")
+    )
+    assert batch_of_tokens(config, origins, LENGTHS, devices=1).microbatches == 1
 
 
 @pytest.mark.parametrize(
@@ -295,9 +301,9 @@ def test_what_lengths_that_change_exclude_is_refused(text_cache):
         ["--data.pack_examples=true", "--task=python_docs_prefix_lm"],
     ):
         with pytest.raises(UserError, match="--length_schedule cannot be combined with --data"):
-            run_of(text_cache, LONGER, *flags)
+            run_of(text_cache, LONGER, *flags).data.batches()
     with pytest.raises(UserError, match="one phase must have both the longest inputs and targets"):
-        run_of(text_cache, "--length_schedule=6: inputs=256,targets=4")
+        run_of(text_cache, "--length_schedule=6: inputs=256,targets=4", training=True)
 
 
 def test_the_largest_batch_is_planned(text_cache):
