@@ -91,6 +91,7 @@ def ours(folder: str, batch_size: int):
     from tasks.cache.windows import Windows
     from tasks.objectives import Lengths, span_corruption
     from tasks.vocabulary import TokenIds
+    from trainer.config.phases import Phase, Phases
     from trainer.data.batches import BatchMaker, Source, TrainingBatches
     from trainer.data.features import FeatureConverter
     from trainer.data.order import GlobalOrder
@@ -102,7 +103,7 @@ def ours(folder: str, batch_size: int):
     ids = TokenIds(vocabulary.size, vocabulary.sentinels, b"")
     maker = BatchMaker(windows, objective, FeatureConverter(lengths, encoder_decoder=True), ids)
     order = GlobalOrder(len(windows), 0)
-    return TrainingBatches([Source("", maker, order, 0)], batch_size)
+    return TrainingBatches([Source("", maker, order, 0)], Phases([Phase(0, batch_size, lengths)]))
 
 
 def _corruption(tf):

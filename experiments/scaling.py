@@ -197,7 +197,8 @@ def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
 
     step, loss = _losses(run, split)[-1]
     config = load_config(run)[0]
-    tokens = step * config.batch_size * (config.lengths.targets or 0)
+    phases = config.phases.weighted(lambda each: each.rows * each.lengths.targets)
+    tokens = phases.read(step)
     return [(parameter_count(config.model), tokens, loss)]
 
 

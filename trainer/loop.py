@@ -108,7 +108,7 @@ def _train(
                 rows = stop.agreed(lambda: next(batches, None))
                 if rows is None:
                     break
-                batch = program.put(rows, config.batch_size)
+                batch = program.put(rows)
                 reports.before(step + 1, state, batch)
                 state = program.train_step(state, batch)
             step += 1

@@ -11,6 +11,7 @@ from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
 from trainer.config import CONFIG_FILE, SEQIO, Config, fields, load_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.mesh import check_dimensions
+from trainer.config.phases import in_updates
 from trainer.data import features, followed
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
@@ -126,12 +127,15 @@ def _fit(
             "--preset, or a vocabulary whose padding is id 0"
         )
     converter = features.converter(config.model, lengths, vocabulary.special)
-    check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
+    config = in_updates(config, origins)
+    for phase in config.phases.stages:
+        own = features.converter(config.model, phase.lengths, vocabulary.special)
+        check_positions(config, own)
     config = _imply_new_tokens(config, origins, lengths)
     # Program checks the mesh sizes that depend on the number of devices.
     sizes, rules = config.mesh.planned(), config.mesh.rules
-    check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
+    check_dimensions(sizes, rules, config.model, config.phases.sizes, config.microbatches)
     return config, converter
 
 

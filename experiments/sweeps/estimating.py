@@ -18,6 +18,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
 from trainer.config.batch_of_tokens import batch_of_tokens
+from trainer.config.phases import in_updates
 from trainer.data.mixing import mixtures_of
 from trainer.reporting.metrics import read_metrics
 
@@ -68,7 +69,9 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
 
     config = _fitted(stage.config, vocab_size)
     lengths = _lengths(config)
-    config = batch_of_tokens(config, {}, lengths, devices=1)
+    sides = {f"lengths.{side}": value for side, value in vars(lengths).items()}
+    config = fields.replace_all(config, sides)
+    config = in_updates(batch_of_tokens(config, {}, lengths, devices=1), {})
     positions = lengths.inputs + lengths.targets
     update = flops_per_step(config.model, config.batch_size, lengths.inputs, lengths.targets)
     evaluated = 0.0
@@ -82,7 +85,12 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
         # A forward pass is a third of an update.
         evaluated = -(-config.train_steps // every) * rows * update / config.batch_size / 3
     steps = config.train_steps
-    return steps, steps * config.batch_size * positions, steps * update + evaluated
+    phases, model = config.phases, config.model
+    read = phases.weighted(lambda each: each.rows * sum(vars(each.lengths).values())).read(steps)
+    made = phases.weighted(
+        lambda each: flops_per_step(model, each.rows, *vars(each.lengths).values())
+    )
+    return steps, read, made.read(steps) + evaluated
 
 
 def _lengths(config: Config) -> Lengths:

@@ -200,7 +200,7 @@ def _divided(config: Config, origins: dict[str, str]) -> Config:
         # The cache's vocabulary will decide, rounded up like this.
         rows = math.ceil(model.vocab_size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         model = replace(model, vocab_size=rows)
-    check_dimensions(sizes, run.mesh.rules, model, run.batch_size, run.microbatches)
+    check_dimensions(sizes, run.mesh.rules, model, run.phases.sizes, run.microbatches)
     return run
 
 

@@ -52,6 +52,7 @@ class Windows:
         local_dir: str | None = None,
         local_bytes: int = 50 << 30,
         across_shards: bool = True,  # if False, each shard has its own
+        within: int | None = None,  # windows lie side by side in windows of this many tokens
     ):
         # Freeing a block of 24 MB once makes glibc keep up to 48 MB of freed memory. Otherwise the
         # arrays of each batch, about a megabyte each, may return to the system and be faulted in
@@ -78,6 +79,8 @@ class Windows:
         self._rows = SplitRows(folder, manifest, split, local_dir, local_bytes)
         self._across_shards, self._keep_tails = across_shards, keep_tails
         self._width = window_tokens if self._is_stream else 1
+        self._outer = within or self._width
+        self.per_outer = self._outer // self._width
         self._measure()
 
     def _measure(self) -> None:
@@ -88,7 +91,9 @@ class Windows:
         # The first window that begins in or after each shard, then the number of windows.
         if self._across_shards:
             last = int(self._borders[-1]) + more
-            self._first = np.minimum(-(-self._borders // self._width), last // self._width)
+            outer, inside = np.divmod(self._borders, self._outer)
+            begins = outer * self.per_outer + np.minimum(-(-inside // self._width), self.per_outer)
+            self._first = np.minimum(begins, last // self._outer * self.per_outer)
         else:
             self._first = offsets((np.diff(self._borders) + more) // self._width)
         self._whole = len(self)  # before `keep_first`
@@ -235,7 +240,13 @@ class Windows:
             border = int(self._borders[shard])
             begin, end = begin - border, end - border
             first, last = int(self._first[shard]), int(self._first[shard + 1])
-        bounds = first + begin // self._width, first + -(-end // self._width)
+        (outer, inside), (end_outer, end_inside) = (
+            divmod(place, self._outer) for place in (begin, end - 1)
+        )
+        per = self.per_outer  # what follows the last window of an outer one is in none
+        first_held = outer * per + min(inside // self._width, per)
+        last_held = end_outer * per + min(end_inside // self._width, per - 1)
+        bounds = first + first_held, first + last_held + 1
         return range(*np.minimum(bounds, last).tolist())
 
     def blocks(self, block_bytes: int) -> np.ndarray:
@@ -287,7 +298,8 @@ class Windows:
     def _extents(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (begins, ends) of windows in the stream of tokens or rows, each int64 [W]."""
         if self._across_shards:
-            begins_W, limits = indices_W * self._width, self._borders[-1]
+            outer_W, inner_W = np.divmod(indices_W, self.per_outer)
+            begins_W, limits = outer_W * self._outer + inner_W * self._width, self._borders[-1]
         else:
             shards_W = np.searchsorted(self._first, indices_W, side="right") - 1
             begins_W = (indices_W - self._first[shards_W]) * self._width + self._borders[shards_W]

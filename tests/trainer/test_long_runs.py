@@ -14,10 +14,14 @@ from trainer import explain, loop, pretrain
 from trainer.comparing import verdict
 from trainer.comparing.document_steps import Sightings
 from trainer.comparing.explanation import Explanation
+from trainer.config import load_config
+from trainer.setup import prepare
 
 pytestmark = pytest.mark.processes  # whole runs
 
 STEPS, SKIP = 20, "--data.skip=8:12"
+GROWING = "--batch_schedule=8: 8; 13: 2"
+LONGER = ("--length_schedule=8: inputs=128,targets=34; 13: inputs=64,targets=18", GROWING)
 FLAGS = (
     *("--model.num_encoder_layers=1", "--model.num_decoder_layers=1", "--model.dropout_rate=0.1"),
     *(f"--train_steps={STEPS}", "--metrics.every_steps=3", "--metrics.tensorboard=false"),
@@ -54,7 +58,7 @@ def started(words, kill):
         opened.append(checkpoints)
         return found
 
-    def put(*arguments, _before=loop.put_batch):
+    def put(*arguments, _before=loop.Program.put):
         if not ahead:
             opened[0].close()  # no thread of a killed run writes on
             raise Killed
@@ -63,7 +67,7 @@ def started(words, kill):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "begin", begin)
-        patch.setattr(loop, "put_batch", put)
+        patch.setattr(loop.Program, "put", put)
         with pytest.raises(Killed):
             pretrain.main(changed(*words))
 
@@ -92,6 +96,14 @@ def skipping(text_cache, tmp_path_factory):
     """The folder of a run that left out batches 8 to 11 from its start."""
     folder = tmp_path_factory.mktemp("skipping") / "model"
     train(text_cache, folder, SKIP)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def growing(text_cache, tmp_path_factory):
+    """The folder of a run whose batches have 8 rows from update 9 on, and 2 from update 14 on."""
+    folder = tmp_path_factory.mktemp("growing") / "model"
+    train(text_cache, folder, GROWING)
     return folder
 
 
@@ -237,11 +249,68 @@ def test_a_cool_down_branch(plain, tmp_path):
     assert _of_batch(tmp_path / "whole", 14) == _of_batch(plain, 16)
 
 
+def test_killed_around_changes_of_the_batch(text_cache, plain, growing, tmp_path):
+    train(text_cache, tmp_path, kill=8)  # the schedule may be added while it is ahead
+    for kill in (9, 13, 16):
+        train(text_cache, tmp_path, GROWING, kill=kill)
+    # Boundaries in tokens are the same schedule: 2,048 and 4,608 tokens.
+    train(text_cache, tmp_path, "--batch_schedule=2.04K: 8; 4.608K: 2")
+    assert_same_run(tmp_path, growing)
+    change = "batch_schedule was , is 8: 8; 13: 2"
+    assert history(tmp_path) == [{"after_update": 5, "by": "", "changes": [change]}]
+    assert_equal(state(plain, 5), state(growing, 5))
+    assert not same(state(plain, 10), state(growing, 10))
+
+
+def test_killed_around_changes_of_length(text_cache, plain, tmp_path):
+    train(text_cache, tmp_path / "whole", *LONGER)
+    folder = tmp_path / "killed"
+    # The second entry may change while it is ahead, as long as the longest rows stay.
+    train(text_cache, folder, LONGER[0].partition(";")[0], GROWING, kill=9)
+    for kill in (13, 16):
+        train(text_cache, folder, *LONGER, kill=kill)
+    train(text_cache, folder, *LONGER)
+    assert_same_run(folder, tmp_path / "whole")
+    assert not same(state(plain, 5), state(folder, 5))  # in another order from the start
+    # Rows of either length are the ones explained, and their documents are found again.
+    run = prepare(*load_config(str(folder)))
+    for step, length in ((8, 64), (9, 128), (13, 128), (14, 64)):
+        batch, explained = run.data.batches()[step - 1], Explanation(str(folder), step)
+        assert batch["encoder_input_tokens"].shape == (len(explained), length)
+        made = batch["encoder_input_tokens"][1]
+        assert explained.sample(1).trace.inputs.tokens_L.tolist() == made[made > 0].tolist()
+        shown = explained.row(1).parts[0].id
+        assert (step, 1) in {(each.step, each.row) for each in Sightings(str(folder)).of([shown])}
+
+
+def test_rows_before_and_after_changes_of_the_batch_are_explained(plain, growing):
+    rows = [row for batch in range(1, STEPS + 1) for row in _placeless(plain, batch)]
+    first = 0
+    for step, size in enumerate([4] * 8 + [8] * 5 + [2] * 3, 1):
+        assert _placeless(growing, step) == rows[first : first + size]
+        first += size
+
+
+def _placeless(folder, batch):
+    return [line.partition(": ")[2] for line in _of_batch(folder, batch)]
+
+
+def test_a_rewind_and_a_branch_change_the_batch(text_cache, copied, growing, plain, tmp_path):
+    train(text_cache, copied, GROWING, "--rewind_to=5", kill=12)
+    train(text_cache, copied, GROWING, "--rewind_to=5")
+    assert_same_run(copied, growing)
+    branched(tmp_path / "new", f"{plain}@5", GROWING, kill=17)
+    branched(tmp_path / "new", f"{plain}@5", GROWING)
+    assert_same_run(tmp_path / "new", growing, after=5)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         ([SKIP], "only --rewind_to an earlier checkpoint changes what it read"),
         ([SKIP, "--rewind_to=10"], "data.skip was unset, is 8:12, but update 10 is made"),
+        ([GROWING], "batch_schedule was '', is '8: 8; 13: 2', different before update 20"),
+        (LONGER, "they decide the order of all batches"),
         (["--rewind_to=7"], "--rewind_to=7: "),
         (["--rewind_to=7"], "has no checkpoint of step 7; it has 5, 10, 15, 20"),
         (["--rewind_to=0"], "--rewind_to=0: it must be 1 or more"),

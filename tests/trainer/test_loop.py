@@ -121,6 +121,7 @@ def train(monkeypatch):
                 host_part=(),
                 mesh=None,
                 train_step=run.update,
+                put=lambda rows: rows,
                 with_rate_scale=lambda state, scale: state,
             ),
             "begin": lambda *_: (SimpleNamespace(step=run.begin), State(run.begin)),
@@ -129,7 +130,6 @@ def train(monkeypatch):
                 close=lambda: run.note("close metrics"),
                 digest=lambda step: f"lines to {step}",
             ),
-            "put_batch": lambda rows, mesh, size: rows,
             "Reports": lambda *_: SimpleNamespace(
                 before=lambda *_: None,
                 after=run.report,

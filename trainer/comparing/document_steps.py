@@ -17,7 +17,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import as_flag
 from trainer.checkpoints import metadata
 from trainer.config import Config, fields
-from trainer.data.batches import TrainingBatches
+from trainer.data.batches import Source, TrainingBatches
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Run
@@ -87,11 +87,19 @@ class Sightings:
 
         Rows of batches that the run has skipped follow.
         """
-        windows = [self._windows(number, set(documents)) for number in range(len(self._paths))]
-        known = [np.array(sorted(each), np.int64) for each in windows]
-        if not any(map(len, known)):
-            return
+        found: dict[tuple[int, ...], list[dict[int, list[str]]]] = {}  # by lengths of windows
         for step, batches, skipped in self._read():
+            sources = batches.sources(step - 1)
+            widths = tuple(each.maker.windows.window_tokens for each in sources)
+            if widths not in found:
+                found[widths] = [
+                    self._windows(number, source, set(documents))
+                    for number, source in enumerate(sources)
+                ]
+            windows = found[widths]
+            known = [np.array(sorted(each), np.int64) for each in windows]
+            if not any(map(len, known)):
+                continue
             rows_E, places, _ = batches.examples(step - 1)
             seen = np.zeros(len(rows_E), bool)
             for number, values in enumerate(known):
@@ -100,7 +108,7 @@ class Sightings:
                 number, window = int(places.sources[place]), int(places.windows[place])
                 for document in windows[number][window]:
                     yield Sighting(
-                        document, step, int(rows_E[place]), self._data.sources[number].task,
+                        document, step, int(rows_E[place]), sources[number].task,
                         int(places.epochs[place]), window, skipped,
                     )  # fmt: skip
 
@@ -113,12 +121,11 @@ class Sightings:
             left_out = range(max(first, passed + 1), following)
             yield from ((number, batches, as_flag(self._skip.skip)) for number in left_out)
 
-    def _windows(self, number: int, documents: set[str]) -> dict[int, list[str]]:
+    def _windows(self, number: int, source: Source, documents: set[str]) -> dict[int, list[str]]:
         """Returns window -> documents, for the windows of a task that hold any of them."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        source = self._data.sources[number]
         listed = pa.array(sorted(documents))
         found: dict[int, dict[str, None]] = {}
         for shard, path in enumerate(self._paths[number]):

@@ -81,9 +81,11 @@ class Explanation:
                 )
         self.step = step
         # Update k uses batch k - 1.
-        rows_E, self._places, self._members = self._data.batches().examples(step - 1)
+        batches = self._data.batches()
+        self._sources = batches.sources(step - 1)
+        rows_E, self._places, self._members = batches.examples(step - 1)
         # Row -> indices of its examples.
-        starts = np.searchsorted(rows_E, np.arange(config.batch_size + 1))
+        starts = np.searchsorted(rows_E, np.arange(batches.rows(step - 1) + 1))
         self._examples = [range(*pair) for pair in itertools.pairwise(starts.tolist())]
         self._lineages: dict[int, Lineage] = {}
 
@@ -113,7 +115,7 @@ class Explanation:
         number, epoch, window = (
             int(values[index]) for values in (places.sources, places.epochs, places.windows)
         )
-        source, task = self._data.sources[number], self._data.tasks[number]
+        source, task = self._sources[number], self._data.tasks[number]
         if number not in self._lineages:
             self._lineages[number] = Lineage(task.cache, task.manifest, "train")
         members, place = self._members[index]
@@ -129,7 +131,7 @@ class Explanation:
         """Returns the text of an example and the features made from it, for display."""
         found = self.row(row, example)
         number = int(self._places.sources[self._examples[row][example]])
-        source, task = self._data.sources[number], self._data.tasks[number]
+        source, task = self._sources[number], self._data.tasks[number]
         tokens_WN, lengths_W = source.maker.windows.read(np.array([found.window]))
         tokens_N = tokens_WN[0, : int(lengths_W[0])]
         objective, lengths = task.task.objective, source.maker.example_lengths

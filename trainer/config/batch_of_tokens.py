@@ -1,9 +1,11 @@
 """Computes a run's batch size and microbatches from sizes given in tokens."""
 
 import dataclasses
+import math
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
+from trainer.config.phases import phases_of
 from trainer.config.run import Config
 
 # Fields in tokens -> the fields in rows or parts that they determine.
@@ -40,13 +42,25 @@ def batch_of_tokens(
             import jax
 
             devices = jax.device_count()
-        sizes = config.mesh.sizes(devices)
-        replicas = sizes["data"] * sizes["fsdp"]
+        mesh = config.mesh.sizes(devices)
+        replicas = mesh["data"] * mesh["fsdp"]
+        phases = phases_of(config)
+        sizes, most = phases.sizes, config.tokens_per_microbatch_per_replica
         # A batch that cannot be divided evenly is rejected later, like any other.
-        if config.batch_size % replicas == 0:
-            rows = config.batch_size // replicas
-            most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))
-            part = next(size for size in range(most, 0, -1) if rows % size == 0)
-            config = dataclasses.replace(config, microbatches=rows // part)
+        if all(size % replicas == 0 for size in sizes):
+            common = math.gcd(*sizes) // replicas
+            fewest = 1  # in every phase, with at least a row in each part
+            for phase in phases.phases:
+                longer = max(phase.lengths.inputs, phase.lengths.targets) or length
+                fewest = max(fewest, math.ceil(phase.rows // replicas / max(1, most // longer)))
+            counts = (count for count in range(fewest, common + 1) if common % count == 0)
+            parts = next(counts, None)
+            if parts is None:
+                raise UserError(
+                    f"--tokens_per_microbatch_per_replica={most}: a batch needs {fewest} parts, "
+                    f"but all batches of --batch_schedule={config.batch_schedule} divide into "
+                    f"{common} at most: choose other numbers of rows"
+                )
+            config = dataclasses.replace(config, microbatches=parts)
         origins["microbatches"] = "tokens_per_microbatch_per_replica"
     return config

@@ -1,7 +1,7 @@
 """The device mesh and the rules that shard arrays over it. Plain data, no JAX."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.terminal.command_line import UserError
@@ -101,11 +101,14 @@ class MeshConfig(Checked):
 
 
 def check_dimensions(
-    sizes: Mapping[str, int], rules: str, model: ModelConfig, batch_size: int, microbatches: int
+    sizes: Mapping[str, int], rules: str, model: ModelConfig, rows: Sequence[int], microbatches: int
 ) -> None:
-    """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1."""
+    """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1.
+
+    `rows` are those of a batch in each phase of the run.
+    """
     if model.encoder_sizes:
-        check_dimensions(sizes, rules, model.of_encoder, batch_size, microbatches)
+        check_dimensions(sizes, rules, model.of_encoder, rows, microbatches)
     size = {axis: max(sizes[axis], 1) for axis in AXES}
     flag = {axis: f"--mesh.{axis}={sizes[axis]}" for axis in AXES}
     # Heads stay whole: a divided head would have to be gathered for every product.
@@ -125,10 +128,13 @@ def check_dimensions(
             whole = f"the model's {field} {dimension}"
             raise UserError(f"{flag[axis]}: {whole} is not divisible by {size[axis]}")
     parts = size["data"] * size["fsdp"]
-    if batch_size % (parts * microbatches):
+    for phase, number in enumerate(rows):
+        if number % (parts * microbatches) == 0:
+            continue
         within = f" in each of {microbatches} microbatches" if microbatches > 1 else ""
+        name = f"--batch_schedule: {number} rows" if phase else f"--batch_size={number}"
         raise UserError(
-            f"--batch_size={batch_size} cannot be divided among {parts} parts of the mesh "
+            f"{name} cannot be divided among {parts} parts of the mesh "
             f"(data {size['data']} x fsdp {size['fsdp']}){within}: use a multiple of "
             f"{parts * microbatches}"
         )

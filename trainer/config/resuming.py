@@ -84,6 +84,21 @@ def config_changes(before: Config, now: Config, step: int) -> list[str]:
             f"mixing.schedule was {before.mixing.schedule!r}, is {now.mixing.schedule!r}, "
             f"different before update {step}"
         )
+    phases = [
+        [each for each in config.phases.phases if 0 < each.begin < read] for config in (before, now)
+    ]
+    if phases[0] != phases[1]:
+        found += [
+            f"{name} was {getattr(before, name)!r}, is {getattr(now, name)!r}, different before "
+            f"update {step}"
+            for name in ("batch_schedule", "length_schedule")
+            if getattr(before, name) != getattr(now, name)
+        ]
+    if step and before.phases.nest != now.phases.nest:
+        found.append(
+            f"the longest rows of length_schedule were {before.phases.nest or 'unset'}, are "
+            f"{now.phases.nest or 'unset'}; they decide the order of all batches"
+        )
     return found + skip_changes(before, now, step)
 
 

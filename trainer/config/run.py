@@ -44,6 +44,7 @@ from trainer.config.evaluation import (
 from trainer.config.lora import LoraConfig, check_pattern
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
+from trainer.config.phases import LENGTHS, ROWS, TOKENS, Phases, phases_of
 from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
@@ -199,12 +200,37 @@ class Config:
         changes="nothing",
         often="updates to train for",
     )
+    train_tokens: str | None = field(
+        None,
+        "total number of tokens, such as 300B, instead of train_steps; a row has as many as its "
+        "longer feature",
+        rule=TOKENS,
+        changes="nothing",
+    )
     batch_size: int = field(
         128,
         "number of rows in the global batch; 1 or more",
         rule=at_least(1),
         changes="batches",
         often="rows in the global batch",
+    )
+    batch_schedule: str = field(
+        "",
+        "numbers of rows that take effect after given updates or tokens, such as '2000: 64; "
+        "2B: 128'; on resume, only future entries may change (docs/training.md)",
+        rule=ROWS,
+        changes="later_batches",
+        joined=";",
+        read_if=ON_CACHES,
+    )
+    length_schedule: str = field(
+        "",
+        "lengths of features that take effect after given updates or tokens, such as '8000: "
+        "inputs=4096,targets=910'; on resume, only future entries may change (docs/training.md)",
+        rule=LENGTHS,
+        changes="later_batches",
+        joined=";",
+        read_if=ON_CACHES,
     )
     microbatches: int = field(
         1,
@@ -386,12 +412,13 @@ class Config:
         check_averages(self)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"
+        known = self.train_tokens is None
         inside = self.profiled.stop <= self.train_steps + 1
-        require(inside, "Config.profile_steps", self.profile_steps, rule)
+        require(inside or not known, "Config.profile_steps", self.profile_steps, rule)
         last = self.data.skips.batch(self.train_steps)
         rule = f"ranges that begin up to batch {last}, the last that --train_steps reads"
         begin = all(first <= last for first, _ in self.data.skips.ranges)
-        require(begin, "Config.data.skip", self.data.skip, rule)
+        require(begin or not known, "Config.data.skip", self.data.skip, rule)
         alone = self.branch_from is None or self.init_from is None
         rule = "left out if init_from is set: either is the beginning of the run"
         require(alone, "Config.branch_from", self.branch_from, rule)
@@ -403,6 +430,11 @@ class Config:
     @property
     def is_divided(self) -> bool:
         return self.microbatches > 1 or self.tokens_per_microbatch_per_replica is not None
+
+    @property
+    def phases(self) -> Phases:
+        """The rows of each batch; needs the schedule in updates (`phases.in_updates`)."""
+        return phases_of(self)
 
     @property
     def branch(self) -> tuple[str, int] | None:

@@ -189,8 +189,8 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
     config, data, optimizer = run.config, run.data, run.config.optimizer
     rows = [
         ("parameters", f"{parameter_count(config.model):,}"),
-        ("updates", f"{step:,} of {config.batch_size} rows"),
-        ("lengths", f"inputs {run.lengths.inputs}, targets {run.lengths.targets}"),
+        ("updates", f"{step:,} of {config.phases.described(step)} rows"),
+        ("lengths", _lengths(config, step)),
         (
             "optimizer",
             f"{optimizer.name}, schedule {' * '.join(optimizer.factors)}, learning rate "
@@ -217,12 +217,22 @@ def _rates(data: CachedData) -> Iterator[tuple[str, str]]:
         yield "sampling rates" + (f" from update {begin + 1:,}" if begin else ""), listed
 
 
+def _lengths(config: Config, step: int) -> str:
+    """Returns the lengths of the rows in all updates."""
+    last = config.data.skips.batch(step)
+    found = [each.lengths for each in config.phases.stages if each.begin < last]
+    return ", later ".join(f"inputs {each.inputs}, targets {each.targets}" for each in found)
+
+
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
     """Returns the number of corpus tokens in all updates; in mixtures, exact to a window a task."""
-    windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
-    total = 0.0
-    for (first, shares), (last, _) in itertools.pairwise([*data.rates, (step, [])]):
-        rows = max(0, min(last, step) - first) * config.batch_size
+    total, phases = 0.0, config.phases
+    begins = {*(begin for begin, _ in data.rates), *(each.begin for each in phases.phases), step}
+    for first, last in itertools.pairwise(sorted(each for each in begins if each <= step)):
+        shares = [shares for begin, shares in data.rates if begin <= first][-1]
+        lengths = phases.of(first + 1).lengths
+        windows = [each.task.objective.window_tokens(lengths) for each in data.tasks]
+        rows = phases.passed(last) - phases.passed(first)
         total += rows * sum(map(operator.mul, shares, windows))
     return round(total)
 

@@ -202,7 +202,7 @@ def push(repository: str, model_dir: str, step: int, output: str) -> None:
     facts = {
         "preset": config.preset,
         "task": config.task,
-        "updates": f"{step:,} of {config.batch_size} rows",
+        "updates": f"{step:,} of {config.phases.described(step)} rows",
         "optimizer": config.optimizer.name,
         "seed": config.seed,
     }

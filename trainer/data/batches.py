@@ -1,14 +1,16 @@
 """Batches as a pure function of the step: `batch k = f(seed, mixture, k)`.
 
-Position `k · batch_size + row` of a run's endless order determines the task and how many of its
-windows precede it (`trainer/data/interleave.py`); that count determines epoch and window
-(`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state is
-therefore its step, for any number of hosts, workers or prefetched batches. Only `_first_position`
-maps a step to a batch: they differ after `--data.skip`.
+A row's position in a run's endless order, which holds batch after batch, determines the task and
+how many of its windows precede it (`trainer/data/interleave.py`); that count determines epoch and
+window (`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state
+is therefore its step, for any number of hosts, workers or prefetched batches.
+`trainer.config.phases` says where a batch's rows lie, and which batch a step reads: they differ
+after `--data.skip`.
 
 Dimensions: W windows, one per row of a batch.
 """
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -22,13 +24,13 @@ from tasks.objectives.objective import Slots
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
-from trainer.config.skips import Skips
+from trainer.config.phases import Phases
 from trainer.data import segments
 from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
 from trainer.data.followed import FollowedOrder, no_window, reading
 from trainer.data.interleave import MixingSchedule
-from trainer.data.order import BlockOrder, Order
+from trainer.data.order import BlockOrder, NestedOrder, Order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,33 +164,45 @@ class Places(NamedTuple):
 class TrainingBatches:
     """Training batches: `batches[k]` holds the rows of step k that host `host` of `hosts` makes.
 
-    Endless. `batch_size` counts the rows of all hosts; raises UserError unless `hosts` divides it.
+    Endless. `phases` counts the rows of all hosts; raises UserError unless `hosts` divides them.
     """
 
     def __init__(
         self,
         sources: Sequence[Source],
-        batch_size: int,
+        phases: Phases,
         schedule: MixingSchedule | None = None,
         host: int = 0,
         hosts: int = 1,
-        skips: Skips | None = None,
+        later: Sequence[Sequence[Source]] = (),
     ):
-        if batch_size % hosts:
-            raise UserError(f"batch_size {batch_size} is not divisible by the {hosts} hosts")
-        self._sources, self._batch_size = tuple(sources), batch_size
-        self._skips = skips or Skips()
+        for size in phases.sizes:
+            if size % hosts:
+                raise UserError(f"batch_size {size} is not divisible by the {hosts} hosts")
         self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
-        self._rows = batch_size // hosts
-        self._first_row = host * self._rows
+        self._phases, self._begins = phases, [each.begin for each in phases.stages]
+        self._stages = [(tuple(sources), np.zeros(len(sources), np.int64))]
+        for begin, following in zip(self._begins[1:], later, strict=True):
+            read_S = self._schedule.counts(phases.passed(begin))
+            sources, shifts_S = self._stages[-1]
+            firsts = [
+                _first_untouched(old, new, rank)
+                for old, new, rank in zip(
+                    sources, following, (read_S + shifts_S).tolist(), strict=True
+                )
+            ]
+            self._stages.append((tuple(following), np.array(firsts, np.int64) - read_S))
+        self._host, self._hosts = host, hosts
         # One row of each feature of any source. Sources may lack only the prefix with bidirectional
         # attention, where zeros mean no prefix.
-        blanks = [source.maker.blank() for source in self._sources]
-        self._features = {name: row for blank in blanks for name, row in blank.items()}
+        blanks = [[source.maker.blank() for source in stage] for stage, _ in self._stages]
+        self._features = [
+            {name: row for blank in stage for name, row in blank.items()} for stage in blanks
+        ]
 
     def __len__(self) -> int:
         # grain needs a length; no run is this long. Due times of windows are exact up to 2**52.
-        return (1 << 50) // self._batch_size
+        return (1 << 50) // max(self._phases.sizes)
 
     def places(self, step: int) -> Places:
         """Returns the origins of this host's rows of batch `step`."""
@@ -209,31 +223,52 @@ class TrainingBatches:
 
     def last_windows(self, step: int) -> Iterator[tuple[Source, int]]:
         """Yields (source, highest rank of a window that batch `step` needs), over all hosts."""
-        sources_W, ranks_W = self._schedule.places(self._first_position(step), self._batch_size)
+        sources_W, ranks_W = self._schedule.places(*self._range(step))
+        sources = self.sources(step)
         for number in np.unique(sources_W).tolist():
-            source = self._sources[number]
+            source = sources[number]
             yield source, source.layout.last_window(int(ranks_W[sources_W == number].max()))
 
-    def _first_position(self, step: int) -> int:
-        """Returns the position in the endless order of the first row that a step reads."""
-        return (self._skips.batch(int(step) + 1) - 1) * self._batch_size
+    def sources(self, step: int) -> tuple[Source, ...]:
+        """Returns the sources of batch `step`: each length has its own, of the same tasks."""
+        return self._stages[self._stage(step)][0]
+
+    def _stage(self, step: int) -> int:
+        batch = self._phases.skips.batch(int(step) + 1)
+        return bisect.bisect_left(self._begins, batch) - 1
+
+    def rows(self, step: int) -> int:
+        """Returns the number of rows that this host makes of batch `step`."""
+        return self._range(step)[1] // self._hosts
+
+    def _range(self, step: int) -> tuple[int, int]:
+        """Returns (position in the endless order of the first row that a step reads, rows)."""
+        batch = self._phases.skips.batch(int(step) + 1)
+        return self._phases.passed(batch - 1), self._phases.of(batch).rows
 
     def _members(self, step: int) -> Iterator[tuple[int, np.ndarray, Members]]:
         """Yields (source, its rows of the batch, the examples of these rows)."""
-        first = self._first_position(step) + self._first_row
-        sources_W, ranks_W = self._schedule.places(first, self._rows)
+        first, count = self._range(step)[0], self.rows(step)
+        sources_W, ranks_W = self._schedule.places(first + self._host * count, count)
+        sources, shifts_S = self._stages[self._stage(step)]
         for number in np.unique(sources_W).tolist():
             rows = np.flatnonzero(sources_W == number)
-            yield number, rows, self._sources[number].layout.members(ranks_W[rows])
+            members = sources[number].layout.members(ranks_W[rows] + shifts_S[number])
+            yield number, rows, members
 
     def __getitem__(self, step: int) -> Batch:
-        shapes = {name: (self._rows, *row.shape[1:]) for name, row in self._features.items()}
-        batch = {name: np.zeros(shapes[name], row.dtype) for name, row in self._features.items()}
+        size, features, sources = (
+            self.rows(step),
+            self._features[self._stage(step)],
+            self.sources(step),
+        )
+        shapes = {name: (size, *row.shape[1:]) for name, row in features.items()}
+        batch = {name: np.zeros(shapes[name], row.dtype) for name, row in features.items()}
         for number, rows, members in self._members(step):
-            source = self._sources[number]
+            source = sources[number]
             source.read_ahead(int(members.epochs_E[-1]), int(members.ranks_E[-1]))
             made = source.batch(members, len(rows))
-            if len(self._sources) == 1:
+            if len(sources) == 1:
                 return made
             for name, array in made.items():
                 batch[name][rows] = array
@@ -245,6 +280,16 @@ class TrainingBatches:
 
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
         return iter(grain.MapDataset.source(self)[first_step:].to_iter_dataset(options))
+
+
+def _first_untouched(before: Source, after: Source, rank: int) -> int:
+    """Returns the first rank of a source from which no token was read in the epoch before `rank`.
+
+    Both sources are of one task with other lengths; `rank` is the first that `before` leaves.
+    """
+    assert isinstance(before.order, NestedOrder)
+    assert isinstance(after.order, NestedOrder)
+    return after.order.begin(before.order.untouched(rank))
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:

@@ -29,7 +29,7 @@ from trainer.data.features import Batch, Converter
 from trainer.data.followed import FollowedOrder
 from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.interleave import MixingSchedule
-from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
+from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, NestedOrder, Order
 from trainer.observing import activity
 
 _TRAIN = "train"
@@ -55,7 +55,12 @@ class CachedData:
     """Batches from the caches of a run's tasks; `training` is True if a run trains on them."""
 
     def __init__(
-        self, config: Config, tasks: list[CachedTask], converter: Converter, training: bool = False
+        self,
+        config: Config,
+        tasks: list[CachedTask],
+        converter: Converter,
+        training: bool = False,
+        nest: Lengths | None = None,
     ):
         self._trains, self._packs = training, config.data.pack_examples
         self._config, self.tasks, self._converter = config, tasks, converter
@@ -73,6 +78,29 @@ class CachedData:
         self._taken = _amounts(config, [each.task.name for each in tasks])
         for each in tasks:
             self._check(each)
+        # Windows lie in those of the longest lengths if lengths change. `nest` is given to the data
+        # of another length, which `_later` makes.
+        self._nest, self._changes = nest or config.phases.nest, nest is None
+        if training:
+            _ = self._later  # checks what changes
+
+    @functools.cached_property
+    def _later(self) -> "list[CachedData]":
+        """The data of each later stage, whose lengths differ."""
+        config, special = self._config, self.tasks[0].ids.special
+        if not (self._nest and self._changes):
+            return []
+        startup.check_nest(config, self.tasks)
+        return [
+            CachedData(
+                config,
+                self.tasks,
+                features.converter(config.model, phase.lengths, special),
+                self._trains,
+                self._nest,
+            )
+            for phase in config.phases.stages[1:]
+        ]
 
     def _check(self, each: CachedTask) -> None:
         config, objective = self._config, each.task.objective
@@ -179,6 +207,7 @@ class CachedData:
             keep_tails=keep_tails,
             local_dir=reading.local_dir,
             local_bytes=reading.local_bytes,
+            within=None if keep_tails or not self._nest else objective.window_tokens(self._nest),
         )
         if packed:
             return BatchMaker(windows, objective, self._converter, each.ids, lengths)
@@ -249,6 +278,11 @@ class CachedData:
 
     def _order(self, windows: Windows, seed: int) -> Order:
         reading = self._config.data
+        if self._nest:
+            per = windows.per_outer
+            return NestedOrder(
+                len(windows) // per, per, seed if reading.shuffle == "global" else None
+            )
         if reading.shuffle == "global":
             return GlobalOrder(len(windows), seed)
         if reading.shuffle == "none":
@@ -263,10 +297,9 @@ class CachedData:
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
         """Returns the training batches, or a host's rows of them."""
-        size = self._config.batch_size
-        schedule = MixingSchedule([(step * size, rates) for step, rates in self.rates])
-        skips = self._config.data.skips
-        return TrainingBatches(self.sources, size, schedule, host, hosts, skips)
+        phases, later = self._config.phases, [each.sources for each in self._later]
+        schedule = MixingSchedule([(phases.passed(step), rates) for step, rates in self.rates])
+        return TrainingBatches(self.sources, phases, schedule, host, hosts, later)
 
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
@@ -381,8 +414,8 @@ class CachedData:
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        skips, batch_size = self._config.data.skips, self._config.batch_size
-        steps = skips.batch(self._config.train_steps)
+        phases, skips = self._config.phases, self._config.data.skips
+        rows = phases.passed(skips.batch(self._config.train_steps)) if not phases.nest else 0
         (_, shares), *changes = self.rates
         batches = self.batches(host, hosts)
         self._wait(batches, first_step)
@@ -399,8 +432,8 @@ class CachedData:
             )
         ]
         lines += startup.law_lines(self.tasks)
-        if len(self.tasks) > 1 and all(source.whole for source in self.sources):
-            lines += startup.mixture_lines(self.sources, shares, batch_size, steps)
+        if rows and len(self.tasks) > 1 and all(source.whole for source in self.sources):
+            lines += startup.mixture_lines(self.sources, shares, rows)
         names = [source.task for source in self.sources]
         lines += (
             startup.change_line(skips.updates(step), dict(zip(names, changed, strict=True)))
@@ -410,6 +443,7 @@ class CachedData:
         return [
             *lines,
             *startup.skip_lines(self._config.data),
-            startup.batch_line(self.sources, batch_size, shares, steps),
+            startup.batch_line(self.sources, self._config.batch_size, shares, rows),
+            *startup.phase_lines(phases),
             startup.packing_line(batch, specs, self.lengths),
         ]

@@ -72,6 +72,11 @@ class MixingSchedule:
             read_S = read_S + part.counts(int(length))
             self._read.append(read_S)
 
+    def counts(self, position: int) -> np.ndarray:
+        """Returns the number of windows of each source before `position`, int64 [S]."""
+        part = int(np.searchsorted(self._first, position, side="right")) - 1
+        return self._read[part] + self._parts[part].counts(position - int(self._first[part]))
+
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns `Interleave.places`, with ranks counted from the run's beginning."""
         sources, ranks = [], []

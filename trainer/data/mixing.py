@@ -94,9 +94,9 @@ def _limited(
     epochs = {source.task: source.layout.rows_per_epoch for source in sources}
     limits = {name: max_epochs * epochs[name] for name in weights}
     try:
-        return mixture.limited_shares(weights, limits, config.train_steps * config.batch_size)
+        return mixture.limited_shares(weights, limits, config.phases.passed(config.train_steps))
     except ValueError as error:
-        most = int(sum(limits.values()) / config.batch_size)
+        most = config.phases.batches(int(sum(limits.values())))
         raise UserError(
             f"--mixing.max_epochs={max_epochs:g} leaves nothing to read after update {most:,}: "
             f"{error}; set --train_steps to {most} or less, or allow more epochs"

@@ -18,6 +18,9 @@ _ORDER, _BLOCKS = 0x0DE2, 0xB10C
 # Rounds of the permutation's cipher. Four, grain's default, leave a pattern near powers of four
 # (docs/decisions/009-the-order-has-a-version.md).
 _ROUNDS = 10
+# Long windows whose windows are permuted together: enough that the rows of a batch come from
+# anywhere, and few enough that a change of length leaves little of an epoch unread.
+_MOST_LONG, _LEAST_GROUPS = 1024, 64
 
 
 class Order(Protocol):
@@ -118,6 +121,47 @@ class BlockOrder:
         blocks_B = permuted(np.arange(count), count, seed, _ROUNDS)
         sizes_B = self._sizes_B[blocks_B]
         return blocks_B, np.cumsum(sizes_B) - sizes_B
+
+
+class NestedOrder:
+    """An order of windows in long windows, whose length may change within an epoch.
+
+    An epoch reads groups of `group` long windows, in an order of their own (a permutation if there
+    is a seed), and within a group all windows that lie in them, permuted. So a group is the least
+    that a change of length must finish or leave, for no token to be read twice in an epoch.
+    """
+
+    def __init__(self, long_windows: int, per_long: int, seed: int | None):
+        self._count, self._per, self._seed = long_windows, per_long, seed
+        self._group = max(1, min(_MOST_LONG, long_windows // _LEAST_GROUPS))
+
+    def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
+        ranks_W = ranks_W.astype(np.int64)
+        if self._seed is None:
+            return ranks_W
+        windows_W = np.empty(len(ranks_W), np.int64)
+        groups_W = ranks_W // (self._group * self._per)
+        for epoch, group in sorted({*zip(epochs_W.tolist(), groups_W.tolist(), strict=True)}):
+            rows = np.flatnonzero((epochs_W == epoch) & (groups_W == group))
+            first = group * self._group
+            size = (min(self._count, first + self._group) - first) * self._per
+            inside_W = ranks_W[rows] - first * self._per
+            inside_W = within_block(inside_W, size, self._seed, epoch, group)
+            turns_W, places_W = np.divmod(inside_W, self._per)
+            seed = _seed32(noise.fold_in(_epoch_key(self._seed, epoch), -_BLOCKS))
+            long_W = permuted(first + turns_W, self._count, seed, _ROUNDS)
+            windows_W[rows] = long_W * self._per + places_W
+        return windows_W
+
+    def begin(self, long_windows: int) -> int:
+        """Returns the first rank after these many long windows, in all epochs."""
+        return long_windows * self._per
+
+    def untouched(self, rank: int) -> int:
+        """Returns the long windows before the first group that no rank below `rank` reads."""
+        epochs, inside = divmod(-(-rank // self._per), self._count)
+        group = self._group if self._seed is not None else 1
+        return epochs * self._count + min(self._count, -(-inside // group) * group)
 
 
 def within_block(ranks_W: np.ndarray, size: int, seed: int, epoch: int, block: int) -> np.ndarray:

@@ -12,7 +12,8 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import as_flag
 from tasks.terminal.table import table
 from tasks.unit import Unit
-from trainer.config import DataConfig
+from trainer.config import Config, DataConfig
+from trainer.config.phases import Phases
 from trainer.config.skips import described
 from trainer.data.batches import Source
 from trainer.data.cached_task import CachedTask
@@ -65,10 +66,11 @@ def task_lines(
         )
     if unread := windows.unread_tokens:
         many = unread / tokens >= _MANY_UNREAD
+        rest = "" if windows.per_outer == 1 else " and what the longest rows leave"
         yield (
             "warning" if many else "",
             f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: the unfinished "
-            f"last window{'; use more text or shorter lengths' if many else ''}",
+            f"last window{rest}{'; use more text or shorter lengths' if many else ''}",
         )
     pairs, cut = windows.cut() if isinstance(windows, PairWindows) else (0, 0)
     if pairs:
@@ -101,14 +103,12 @@ def law_lines(tasks: Sequence[CachedTask]) -> Iterator[Line]:
         )
 
 
-def mixture_lines(
-    sources: list[Source], shares: list[float], batch_size: int, train_steps: int
-) -> list[Line]:
+def mixture_lines(sources: list[Source], shares: list[float], rows_read: int) -> list[Line]:
     """Returns a table of a mixture's tasks, with shares and epochs at the first update's rates."""
     total = sum(len(source.maker.windows) for source in sources)
     rows = []
     for source, share in zip(sources, shares, strict=True):
-        count, read = len(source.maker.windows), batch_size * train_steps * share
+        count, read = len(source.maker.windows), rows_read * share
         epochs = f"{read / source.layout.rows_per_epoch:,.2f}"
         shown = (f"{count:,}", f"{count / total:.4%}", f"{share:.4%}", f"{read:,.0f}", epochs)
         rows.append((source.task, *shown))
@@ -135,10 +135,8 @@ def skip_lines(reading: DataConfig) -> Iterator[Line]:
         )
 
 
-def batch_line(
-    sources: list[Source], batch_size: int, shares: list[float], train_steps: int
-) -> Line:
-    """Describes the batch and, for a single task, how often its corpus is read."""
+def batch_line(sources: list[Source], batch_size: int, shares: list[float], rows_read: int) -> Line:
+    """Describes the first batch and, for a single task, how often its corpus is read."""
     if not all(source.whole for source in sources):
         return "batch", f"{batch_size} rows; epochs are unknown until the caches are finished"
     tokens = sum(
@@ -150,9 +148,43 @@ def batch_line(
     )
     text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
     if len(sources) == 1:
-        epoch = sources[0].layout.rows_per_epoch / batch_size
-        text += f", {epoch:,.1f} steps an epoch, {train_steps / epoch:,.2f} epochs in all"
+        epoch = sources[0].layout.rows_per_epoch
+        text += f", {epoch / batch_size:,.1f} steps an epoch"
+        text += f", {rows_read / epoch:,.2f} epochs in all" * bool(rows_read)
     return "batch", text
+
+
+def phase_lines(phases: Phases) -> Iterator[Line]:
+    """Yields a line for each change of the batch's rows or lengths."""
+    for phase in phases.phases[1:]:
+        before, lengths = phases.skips.updates(phase.begin), ""
+        if phases.nest:
+            lengths = f" of inputs {phase.lengths.inputs}, targets {phase.lengths.targets}"
+        tokens = f"after {phases.in_tokens.read(before):,} tokens"
+        yield "", f"from update {before + 1:,} on, {tokens}: {phase.rows:,} rows a batch{lengths}"
+
+
+def check_nest(config: Config, tasks: Sequence[CachedTask]) -> None:
+    """Raises a UserError for what cannot be read with lengths that change."""
+    flag, phases, reading = "--length_schedule", config.phases, config.data
+    if phases.nest not in [each.lengths for each in phases.phases]:
+        raise UserError(f"{flag}: one phase must have both the longest inputs and targets")
+    for name, is_set in (
+        ("data.follow", reading.follow),
+        ("data.take", reading.take is not None),
+        ("data.pack_examples", reading.pack_examples),
+        ("data.shuffle=block", reading.shuffle == "block"),
+        ("mixing.max_epochs", config.mixing.max_epochs is not None),
+        ("teacher", config.teacher is not None),
+    ):
+        if is_set:
+            raise UserError(f"{flag} cannot be combined with --{name}: leave out one of the two")
+    for each in tasks:
+        if each.task.objective.unit is Unit.PAIR or each.manifest.plan.rows_are_windows:
+            raise UserError(
+                f"{flag}: the rows of {each.cache} are windows, so that no other length can be cut "
+                "from them: build it with --packing=concat"
+            )
 
 
 def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:

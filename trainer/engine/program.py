@@ -45,9 +45,8 @@ class Program:
             )
         compiled_programs.enable()
         sizes = config.mesh.sizes(len(devices))
-        check_dimensions(
-            sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
-        )
+        rows = config.phases.sizes
+        check_dimensions(sizes, config.mesh.rules, config.model, rows, config.microbatches)
         self.mesh = sharding.make_mesh(config.mesh, devices)
         self.host_part = sharding.host_part(self.mesh)
         self.spec = model_spec(config.model)
@@ -88,9 +87,9 @@ class Program:
             lambda: step.zero_metrics(self._model, config), out_shardings=self.shardings.metrics
         )
 
-    def put(self, rows: Batch, batch_size: int | None = None) -> Batch:
-        """Returns a batch on the devices; see `sharding.put_batch`."""
-        return self.add_features(sharding.put_batch(rows, self.mesh, batch_size))
+    def put(self, rows: Batch) -> Batch:
+        """Returns a batch on the devices, given this process's part of its rows."""
+        return self.add_features(sharding.put_part(rows, self.mesh, self.host_part.hosts))
 
     def initial_state(self) -> TrainState:
         """Returns the state at step 0, which depends on the configuration but not the mesh."""

@@ -152,14 +152,19 @@ def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tr
     return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
-def put_batch(batch: dict[str, Any], mesh: Mesh, batch_size: int | None = None) -> dict[str, Any]:
-    """Puts a batch on the devices: all its rows, or this host's part of `batch_size` rows."""
+def put_batch(batch: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    """Puts a batch on the devices, given all its rows."""
+    return put_part(batch, mesh, 1)
+
+
+def put_part(batch: dict[str, Any], mesh: Mesh, hosts: int) -> dict[str, Any]:
+    """Puts a batch on the devices, given this host's part of `hosts` equal parts of its rows."""
     sharding = rows(mesh)
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
     return {
         name: jax.make_array_from_process_local_data(
-            sharding, array, (batch_size or len(array), *array.shape[1:])
+            sharding, array, (len(array) * hosts, *array.shape[1:])
         )
         for name, array in batch.items()
     }

@@ -153,7 +153,7 @@ class Plan:
     @property
     def tokens_per_second(self) -> float | None:
         """Estimated encoder and decoder positions per second and device; None if unknown."""
-        positions = self.subject.config.batch_size * sum(self.subject.lengths)
+        positions = self.subject.rows * sum(self.subject.lengths)
         return positions / self.step / len(self.target.devices) if self.step else None
 
 
@@ -163,7 +163,7 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
     program = make_program(subject, target)
     check_options(program.mesh, config.compiler_options)
     state = program.abstract_state()
-    batch = _batch(subject, program, config.batch_size)
+    batch = _batch(subject, program, subject.rows)
     held = {
         PARAMETERS: state.params,
         OPTIMIZER_STATE: state.opt_state,
@@ -176,10 +176,10 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
         subject,
         target,
         {axis: program.mesh.shape[axis] for axis in AXES},
-        config.batch_size // part.hosts,
+        subject.rows // part.hosts,
         parameter_count(config.model),
-        flops_per_step(config.model, config.batch_size, *subject.lengths),
-        flops_per_step(config.model, config.batch_size, *subject.lengths, halve_causal=True),
+        flops_per_step(config.model, subject.rows, *subject.lengths),
+        flops_per_step(config.model, subject.rows, *subject.lengths, halve_causal=True),
         train,
         None,
     )

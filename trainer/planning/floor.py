@@ -23,7 +23,7 @@ def floor(
     memory and collectives take nothing.
     """
     kernels, attention = products_per_step(
-        config.model, config.batch_size, *lengths, halve_causal=True
+        config.model, max(config.phases.sizes), *lengths, halve_causal=True
     )
     head = config.model.head_dim
     filled = math.ceil(head / chip.matrix_unit) * chip.matrix_unit / head

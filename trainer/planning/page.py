@@ -82,9 +82,11 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{target.name} ({target.kind}): {len(target.devices)} on {target.hosts} host(s), "
         f"mesh {mesh}, rules {config.mesh.rules}",
     )
+    rows = f"{plan.subject.rows:,} rows"
+    rows += ", the most of --batch_schedule," * bool(config.batch_schedule)
     yield (
         "step",
-        f"{config.batch_size:,} rows of {lengths} tokens in {config.microbatches} part(s), "
+        f"{rows} of {lengths} tokens in {config.microbatches} part(s), "
         f"remat {model.remat}, layers {'scanned' if model.scan_layers else 'unrolled'}; each "
         f"host reads {plan.host_rows:,} rows",
     )
@@ -198,7 +200,9 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
 
 
 def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
-    hours = (plan.step or 0.0) * plan.subject.config.train_steps / 3600
+    config = plan.subject.config
+    steps = config.phases.read(config.train_steps) / plan.subject.rows  # if all were the largest
+    hours = (plan.step or 0.0) * steps / 3600
     chip = plan.target.chip
     each = price if price is not None or not chip else chip.dollars
     if each is None:

@@ -12,6 +12,7 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
 from trainer.config.batch_of_tokens import batch_of_tokens
+from trainer.config.phases import in_updates
 from trainer.data import features, segments
 from trainer.data.features import Batch, Converter
 from trainer.setup import SEQIO, prepare
@@ -29,6 +30,11 @@ class Subject:
     def lengths(self) -> tuple[int, int]:
         """The numbers of encoder and decoder positions."""
         return self.converter.encoder_length, self.converter.decoder_length
+
+    @property
+    def rows(self) -> int:
+        """The rows of the largest batch."""
+        return max(self.config.phases.sizes)
 
     def with_values(self, values: dict[str, Any]) -> Self:
         """Returns the subject with fields set; raises UserError if the configuration is invalid."""
@@ -56,6 +62,11 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     """Completes a configuration for `devices` from its cache, or from its task and flags."""
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine}: only steps of this trainer can be planned")
+    if config.length_schedule:
+        raise UserError(
+            "--length_schedule: lengths are planned one by one: leave it out, and set --lengths "
+            "and --batch_size to those of a phase"
+        )
     if config.task and config.cache_dir:
         config = fields.replace(config, "model_dir", config.model_dir or "unused")
         run = prepare(config, origins)
@@ -64,7 +75,7 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
         raise UserError("--cache_dir needs a --task")
     config = _with_lengths(config)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-    config = batch_of_tokens(config, origins, lengths, devices)
+    config = in_updates(batch_of_tokens(config, origins, lengths, devices), origins)
     return Subject(config, features.converter(config.model, lengths), _features(config))
 
 

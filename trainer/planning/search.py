@@ -252,7 +252,7 @@ def _ways(asked: Subject, mesh: Values) -> Iterator[Values]:
     for remat in ("dots", "full"):
         if remat != config.model.remat:
             yield {"model.remat": remat}
-    rows = config.batch_size // (mesh["mesh.data"] * mesh["mesh.fsdp"])
+    rows = asked.rows // (mesh["mesh.data"] * mesh["mesh.fsdp"])
     for parts in _MICROBATCHES:
         if parts > config.microbatches and rows % parts == 0:
             yield {"model.remat": "dots", "microbatches": parts}
@@ -270,7 +270,7 @@ def _meshes(asked: Subject, target: Target) -> list[Values]:
                 continue
             try:
                 check_dimensions(
-                    sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
+                    sizes, config.mesh.rules, config.model, config.phases.sizes, config.microbatches
                 )
             except UserError:
                 continue

@@ -91,8 +91,8 @@ def _chart(
 
 
 def _x(run: History, steps: Sequence[int]) -> dict[str, Sequence[float]]:
-    tokens = run.tokens_per_step
-    x: dict[str, Sequence[float]] = {"steps": steps, "tokens": [tokens * step for step in steps]}
+    tokens = [run.tokens(step) for step in steps]
+    x: dict[str, Sequence[float]] = {"steps": steps, "tokens": tokens}
     hours = run.hours(steps)
     # Without recorded speed, all points would be at 0 hours.
     return {**x, "hours": hours} if hours and hours[-1] > 0 else x

@@ -12,6 +12,7 @@ from typing import Any
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields, load_config, load_record
+from trainer.config.phases import Phase
 from trainer.observing import goodput
 from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
 from trainer.reporting.software import read_software
@@ -98,9 +99,15 @@ class History:
             if (speed := line.get("speed", {})).get("steps_per_second")
             and "tokens_per_second" in speed
         ]
-        lengths = self.config.lengths
-        planned = self.config.batch_size * ((lengths.inputs or 0) + (lengths.targets or 0))
+        planned = _positions(self.config.phases.phases[0])
         return round(statistics.median(rates)) if rates else planned
+
+    def tokens(self, step: int) -> float:
+        """Returns the encoder and decoder positions in all updates up to `step`."""
+        phases = self.config.phases
+        if len(phases.phases) == 1:
+            return step * self.tokens_per_step
+        return phases.weighted(_positions).read(step)
 
     def hours(self, steps: Sequence[int]) -> list[float]:
         """Returns the training hours before each of the ascending steps, from recorded speeds."""
@@ -196,3 +203,7 @@ def _between(known: Sequence[tuple[int, float]], step: int) -> float:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _positions(phase: Phase) -> int:
+    return phase.rows * (phase.lengths.inputs + phase.lengths.targets)

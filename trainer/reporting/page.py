@@ -55,7 +55,7 @@ def _headline(runs: Sequence[History]) -> str:
     figures = [
         ("updates", f"{run.step:,} of {run.config.train_steps:,}"),
         ("training loss", _shown(trained)) if loss is None else ("validation loss", _shown(loss)),
-        ("positions read", _large(run.step * run.tokens_per_step)),
+        ("positions read", _large(run.tokens(run.step))),
         ("training", _duration(run.hours([run.step])[0])),
     ]
     return html_page.facts(figures, "figures")

@@ -2,10 +2,13 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Self
 
 import jax
 
+from trainer.config.phases import Phase
+from trainer.data import features
 from trainer.data.interface import Run, Waiting
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
@@ -18,12 +21,13 @@ _SHORTEST_WAIT = 0.05
 class Speed:
     """Measures speed between reports, excluding compilation and evaluation.
 
-    `tokens_per_step` counts encoder and decoder positions; `peak_flops` is per second over all
-    devices, None if unknown; `blocking` times the waits for checkpoints, `waiting` for caches.
+    `tokens` and `flops` are functions: encoder and decoder positions, and operations, of this many
+    updates. `peak_flops` is per second over all devices, None if unknown; `blocking` times the
+    waits for checkpoints, `waiting` for caches.
     """
 
-    tokens_per_step: int
-    flops_per_step: int
+    tokens: Callable[[int], int]
+    flops: Callable[[int], int]
     peak_flops: float | None
     blocking: Waiting = dataclasses.field(default_factory=Waiting)
     waiting: Waiting = dataclasses.field(default_factory=Waiting)
@@ -33,11 +37,18 @@ class Speed:
     @classmethod
     def of(cls, run: Run, waiting: Waiting) -> Self:
         """Returns the speed of a run on all devices of all processes."""
-        lengths = run.converter.encoder_length, run.converter.decoder_length
         peak = peak_flops(jax.devices()[0].device_kind)
+        phases, model = run.config.phases, run.config.model
+
+        def positions(phase: Phase) -> tuple[int, int]:
+            own = features.converter(model, phase.lengths, run.converter.special)
+            return own.encoder_length, own.decoder_length
+
         return cls(
-            run.config.batch_size * sum(lengths),
-            flops_per_step(run.config.model, run.config.batch_size, *lengths),
+            phases.weighted(lambda phase: phase.rows * sum(positions(phase))).read,
+            phases.weighted(
+                lambda phase: flops_per_step(model, phase.rows, *positions(phase))
+            ).read,
             peak and peak * jax.device_count(),
             waiting=waiting,
         )
@@ -59,13 +70,14 @@ class Speed:
         if waited > _SHORTEST_WAIT:
             rates["build_waiting_seconds"] = waited
         before, self._time = self._time, time.monotonic()
-        steps, self._step = step - self._step, step
-        if before is None or not steps:
+        first, self._step = self._step, step
+        if before is None or step == first:
             return rates
-        rate = steps / (self._time - before)
-        rates |= {"steps_per_second": rate, "tokens_per_second": rate * self.tokens_per_step}
+        seconds = self._time - before
+        rates["steps_per_second"] = (step - first) / seconds
+        rates["tokens_per_second"] = (self.tokens(step) - self.tokens(first)) / seconds
         if self.peak_flops:
-            rates["mfu"] = rate * self.flops_per_step / self.peak_flops
+            rates["mfu"] = (self.flops(step) - self.flops(first)) / seconds / self.peak_flops
         return rates
 
 

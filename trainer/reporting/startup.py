@@ -41,7 +41,7 @@ def startup_text(
         *_choices(config.model, program.mesh.devices.flat[0].device_kind),
         (
             "this run",
-            f"{begins}, up to step {config.train_steps}; "
+            f"{begins}, up to step {config.train_steps}{_why(origins)}; "
             f"{_checkpoint_policy(config.checkpoint)}; after an interruption, the same command "
             f"resumes from the newest checkpoint, {determinism.promise()}",
         ),
@@ -56,6 +56,11 @@ def startup_text(
             )
         )
     return "\n".join(_filled(f"{subject:<13} {text}") for subject, text in lines)
+
+
+def _why(origins: Mapping[str, str]) -> str:
+    origin = origins.get("train_steps", "")
+    return f" ({origin})" * origin.startswith("--train_tokens")
 
 
 def _filled(line: str) -> str:

@@ -15,6 +15,7 @@ from tasks.vocabulary import load
 from tests.support.runs import assert_shared, config_of, run_of
 from tests.support.trees import assert_equal, same
 from trainer.config import config_changes, load_config, save_config
+from trainer.config.phases import Phase, Phases
 from trainer.data.batches import BatchMaker, Places, Source, TrainingBatches, evaluation_batches
 from trainer.data.features import FeatureConverter
 from trainer.data.order import GlobalOrder
@@ -35,7 +36,7 @@ def make(folder, objective, lengths, split="train", keep_tails=False, encoder_de
 
 
 def training(maker, batch_size, seed, **hosts):
-    return TrainingBatches([source(maker, seed)], batch_size, **hosts)
+    return TrainingBatches([source(maker, seed)], Phases([Phase(0, batch_size, LENGTHS)]), **hosts)
 
 
 def source(maker, seed, task="a_task"):

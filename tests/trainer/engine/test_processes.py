@@ -22,13 +22,14 @@ pytestmark = pytest.mark.processes
 
 STEPS, EVERY = 12, 5
 TIMEOUT = 5
+PHASES = ("--batch_schedule=7: 4", "--length_schedule=7: inputs=128,targets=34")
 # Kernels of 65,536 elements: each process keeps and updates its share of them.
 LARGE = ("--model.emb_dim=64", "--model.mlp_dim=1024")
 
 
 def pretrain(cache, model_dir, *flags):
     every = (f"--checkpoint.every_steps={EVERY}", f"--evaluation.every_steps={STEPS}")
-    return runs.pretrain(cache, model_dir, "--batch_size=8", *LARGE, *every, *flags)
+    return runs.pretrain(cache, model_dir, "--batch_size=8", *PHASES, *LARGE, *every, *flags)
 
 
 def start_two(cache, model_dir, *flags, devices=1):

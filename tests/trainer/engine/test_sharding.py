@@ -444,7 +444,7 @@ def test_sizes_that_do_not_divide_are_rejected_before_devices_are_known(flags, s
     with pytest.raises(UserError, match=says):  # noqa: PT012
         config = config_of(*flags, preset="t5_1_1_small")
         sizes, rules = config.mesh.planned(), config.mesh.rules
-        check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
+        check_dimensions(sizes, rules, config.model, config.phases.sizes, config.microbatches)
 
 
 @pytest.mark.parametrize(
@@ -476,8 +476,8 @@ def test_cudnn_without_a_gpu_is_refused():
 def test_conditional_heads_are_kept_whole():
     sizes, model = {"data": 1, "fsdp": 1, "tensor": 4}, model_preset("t5_1_0_base_cdq")
     with pytest.raises(UserError, match="conditional_heads 6 is not divisible by 4"):
-        check_dimensions(sizes, "standard", model, 8, 1)
-    check_dimensions(sizes, "standard", model_preset("t5_1_0_base_only_cdq"), 8, 1)
+        check_dimensions(sizes, "standard", model, [8], 1)
+    check_dimensions(sizes, "standard", model_preset("t5_1_0_base_only_cdq"), [8], 1)
 
 
 if __name__ == "__main__":

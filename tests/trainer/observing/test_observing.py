@@ -32,12 +32,12 @@ import sys
 from trainer.observing import goodput
 goodput._SECONDS = 0.01
 from trainer import loop, pretrain
-put, last = loop.put_batch, int(sys.argv.pop(1))
+put, last = loop.Program.put, int(sys.argv.pop(1))
 def held(*given, steps=iter(range(1, 100))):
     if next(steps) > last:
         import time; time.sleep(600)
     return put(*given)
-loop.put_batch = held
+loop.Program.put = held
 pretrain.main.start()
 """
 
@@ -241,13 +241,13 @@ def spoiling(monkeypatch):
     def spoil(*updates):
         steps = iter(range(1, 100))
 
-        def put(batch, *given, _before=loop.put_batch):
+        def put(program, batch, _before=loop.Program.put):
             if next(steps) in updates:
                 weights = batch["decoder_loss_weights"] * np.float32(np.nan)
                 batch = {**batch, "decoder_loss_weights": weights}
-            return _before(batch, *given)
+            return _before(program, batch)
 
-        monkeypatch.setattr(loop, "put_batch", put)
+        monkeypatch.setattr(loop.Program, "put", put)
 
     return spoil
 

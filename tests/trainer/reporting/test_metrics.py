@@ -150,7 +150,7 @@ def test_peak_flops_are_those_of_the_device(kind, teraflops):
 def test_speed_is_measured_since_the_last_report(monkeypatch):
     now = iter([100.0, 110.0, 115.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    speed = Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
+    speed = Speed(lambda step: 1000 * step, lambda step: 6 * 10**12 * step, peak_flops=20e12)
     assert speed.since_last(5) == {}
     speed.blocking.seconds += 0.25
     rates = speed.since_last(10)
