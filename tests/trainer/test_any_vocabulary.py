@@ -19,8 +19,7 @@ from tests.support.trees import assert_close
 from tests.trainer.conftest import built as of_build
 from tests.trainer.model.conftest import TinyModel
 from trainer import export, generate, pretrain
-from trainer.config import presets
-from trainer.config.run import LossConfig
+from trainer.config import LossConfig, presets
 from trainer.data.features import converter, filling
 from trainer.data.task_record import plain
 from trainer.engine.loss import model_loss

@@ -9,16 +9,15 @@ from trainer.config.evaluation import (
     PlateauConfig,
     StoppingConfig,
 )
+from trainer.config.loss import NORMALIZERS, LossConfig
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
 from trainer.config.resuming import changes, config_changes
 from trainer.config.run import (
     CONFIG_FILE,
-    NORMALIZERS,
     SEQIO,
     Config,
-    LossConfig,
     MetricsConfig,
     load_config,
     load_record,
