@@ -18,7 +18,7 @@ from palimpsest.commands import COMMANDS
 from pipeline.runners import engines
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse, refuse_unknown
-from tests.support import in_process
+from tests.support import in_process, parents
 from tests.support.processes import completed
 from trainer.config.from_flags import RunFlags, build_config
 
@@ -58,6 +58,8 @@ def refused(module, words):
         from experiments import sweep
         from experiments.sweeps import cells
 
+        # Commands before it make the folder that its runs start from.
+        words = [re.sub("^--parent=.*", f"--parent={parents.decoder()}", word) for word in words]
         cells.plan(sweep.defined(words), "/somewhere")
         return ""
     if module.startswith("benchmarks") or module.startswith("tests"):
