@@ -245,8 +245,8 @@ class Config:
     )
     adapt_cross: str | None = field(
         None,
-        "cross-attention starts as the decoder's self-attention, or anew; None: anew if the "
-        "encoder has another width",
+        "cross-attention starts as the decoder's self-attention, or with new kernels; by default "
+        "new if the encoder has another width",
         choices=("self_attention", "new"),
         read_if=_ADAPTS,
     )

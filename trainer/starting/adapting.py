@@ -1,8 +1,8 @@
 """Models made of decoders, and the parameters that they start with: `--adapt`.
 
-In an encoder-decoder both stacks begin as a decoder, and cross-attention as self-attention, anew,
-or merged into self-attention. An encoder begins as the decoder, without its causal mask, and its
-heads anew.
+In an encoder-decoder both stacks begin as a decoder, and cross-attention as self-attention, with
+new kernels, or merged into self-attention. An encoder begins as the decoder, without its causal
+mask; its heads are new.
 
 Source: T5Gemma (arXiv:2504.06225), section 3.1; T5Gemma 2 (arXiv:2512.14856), section 2, for merged
 attention; LLM2Vec (arXiv:2404.05961), section 2, for encoders.
@@ -72,7 +72,7 @@ def _check_alike(decoder: ModelConfig, encoder: ModelConfig, flag: str, source: 
         )
 
 
-def starts_anew(model: ModelConfig, cross: str | None) -> bool:
+def has_new_cross(model: ModelConfig, cross: str | None) -> bool:
     """Returns whether cross-attention of an encoder-decoder starts with new kernels.
 
     `cross` is the value of --adapt_cross; raises UserError if it is impossible.
@@ -87,17 +87,17 @@ def starts_anew(model: ModelConfig, cross: str | None) -> bool:
 
 
 def is_new(path: str, model: ModelConfig) -> bool:
-    """Returns whether a parameter may start anew: cross-attention's, or an encoder's heads'."""
+    """Returns whether a parameter may be new: cross-attention's, or one of an encoder's heads."""
     return bool((_HEADS if model.architecture == ENCODER else _CROSS).fullmatch(path))
 
 
 def parameters(
     decoder: Mapping[str, _Leaf], encoder: Mapping[str, _Leaf], model: ModelConfig, new: bool
 ) -> dict[str, _Leaf]:
-    """Returns a model's leaves by path, without those that start anew.
+    """Returns a model's leaves by path, without new ones.
 
-    They come from the leaves of unscanned decoders; `encoder` holds those of the encoder. With
-    `new`, cross-attention starts anew.
+    They come from the leaves of two unscanned decoders; the encoder starts as the second. All of
+    cross-attention is new with `new`.
     """
     found = dict(_as_encoder(encoder))
     if model.architecture == ENCODER:

@@ -226,7 +226,7 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
 
 
 def _adapted(config: Config, folder: str, theirs: ModelConfig) -> dict[str, Any]:
-    """Returns the leaves of a model made of decoders; those that start anew, as the seed's."""
+    """Returns the leaves of a model made of decoders; the run's seed draws new ones."""
     from trainer import huggingface
 
     decoder = encoder = named(huggingface.load(folder, theirs))
@@ -236,7 +236,7 @@ def _adapted(config: Config, folder: str, theirs: ModelConfig) -> dict[str, Any]
             raise UserError("--adapt_encoder: two embeddings need --model.shared_embedding=false")
         vocabulary_change.check_same(folder, other, theirs)
         encoder = named(huggingface.load(other, huggingface.model_config(other)))
-    new = config.adapt == "encoder_decoder" and adapting.starts_anew(
+    new = config.adapt == "encoder_decoder" and adapting.has_new_cross(
         config.model, config.adapt_cross
     )
     found = adapting.parameters(decoder, encoder, config.model, new)

@@ -200,7 +200,7 @@ class Theirs:
 def table(folder):
     """Yields a row of Markdown for each shape: its parameters, and differences of logits.
 
-    The differences are those of the folder read here, and of its export read by transformers.
+    First the folder is read here and by transformers, then its export.
     """
     yield "| shape | parameters | theirs here | ours there | largest logit |"
     yield "|---|---:|---:|---:|---:|"
