@@ -77,6 +77,11 @@ def has_new_cross(model: ModelConfig, cross: str | None) -> bool:
 
     `cross` is the value of --adapt_cross; raises UserError if it is impossible.
     """
+    if cross is not None and model.facts("cross_attention").merges:
+        raise UserError(
+            f"--adapt_cross={cross} has no effect with --model.cross_attention="
+            f"{model.cross_attention}, which has no kernels of its own"
+        )
     other_width = model.of_encoder.emb_dim != model.emb_dim
     if cross == "self_attention" and other_width:
         raise UserError(
