@@ -175,7 +175,9 @@ class GpuHosts:
 
     def prepare_compiler(self, deterministic: bool) -> None:
         """Sets up the GPU's compiler for machines without a GPU; call it before JAX starts."""
-        if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+        # The search for a module in a package that is missing raises.
+        found = importlib.util.find_spec("jax_plugins")
+        if found is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
             raise UserError(
                 f"--topology={self.name} needs the GPU's compiler, jax-cuda13-plugin, which is not "
                 "installed: pip install --constraint constraints.txt '.[gpu-plan]'; without "
