@@ -51,9 +51,11 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
         return config
     found = _model(source, config.model_dir, config.adapt, config.adapt_encoder)
     if found.architecture != config.model.architecture:
+        adapted = f" with --adapt={config.adapt}" if config.adapt else ""
         raise UserError(
-            f"--init_from={source} is a {found.family} model, but --preset={config.preset} is a "
-            f"{config.model.family} model: leave out --preset to use the folder's model"
+            f"--init_from={source}{adapted} is a {found.family} model, but "
+            f"--preset={config.preset} is a {config.model.family} model: leave out --preset to use "
+            "the folder's model"
         )
     taken = {
         f"model.{name}": value

@@ -444,6 +444,6 @@ class CachedData:
             *lines,
             *startup.skip_lines(self._config.data),
             startup.batch_line(self.sources, self._config.batch_size, shares, rows),
-            *startup.phase_lines(phases),
+            *startup.phase_lines(phases, self._config.train_steps),
             startup.packing_line(batch, specs, self.lengths),
         ]

@@ -154,10 +154,14 @@ def batch_line(sources: list[Source], batch_size: int, shares: list[float], rows
     return "batch", text
 
 
-def phase_lines(phases: Phases) -> Iterator[Line]:
-    """Yields a line for each change of the batch's rows or lengths."""
+def phase_lines(phases: Phases, updates: int) -> Iterator[Line]:
+    """Yields a line for each change of the batch's rows or lengths in a run of `updates`."""
     for phase in phases.phases[1:]:
         before, lengths = phases.skips.updates(phase.begin), ""
+        if before >= updates:
+            later = f"before its schedule's change at {before + 1:,}"
+            yield "warning", f"the run ends at update {updates:,}, {later}"
+            continue
         if phases.nest:
             lengths = f" of inputs {phase.lengths.inputs}, targets {phase.lengths.targets}"
         tokens = f"after {phases.in_tokens.read(before):,} tokens"

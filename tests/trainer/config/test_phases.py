@@ -107,6 +107,11 @@ def test_the_start_says_the_phases(text_cache):
     ]
 
 
+def test_a_change_after_the_last_update_is_warned_of(text_cache):
+    said = run_of(text_cache, "--batch_schedule=9: 8", "--train_steps=5").data.consequences()
+    assert ("warning", "the run ends at update 5, before its schedule's change at 10") in said
+
+
 def converted(*flags):
     config, origins = build_config("t5_1_1_tiny", flags_of("nowhere", "nowhere", *flags))
     return in_updates(config, origins), origins
