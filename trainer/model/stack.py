@@ -91,9 +91,7 @@ class Stack(nn.Module):
             if part.source is not None
         }
 
-        def run(
-            layer: Layer, flow: Flow, source: Any = None, at: Sight | None = None
-        ) -> tuple[Flow, Any]:
+        def run(layer: Layer, flow: Flow, source: Any = None, at: Sight | None = None) -> Any:
             if source is None and memory is not None:
                 source = memory.states_BSD
             view = views[at or sight(layer.spec)]

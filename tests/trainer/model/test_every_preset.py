@@ -57,6 +57,7 @@ def shrunk(config: ModelConfig) -> ModelConfig:
         num_experts=min(config.num_experts, 2),
         switch_every=1,
         logits_scale=None,
+        encoder_sizes=("mlp_dim=40", "num_heads=2") if config.encoder_sizes else (),
     )
 
 
