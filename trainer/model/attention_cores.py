@@ -122,6 +122,7 @@ def choose(at: Attending) -> str:
         return "einsum"
     name = device.attention(shared.attention, shared.dtype, at.head_dim)
     if name == "pallas":
+        itemsize = jnp.dtype(shared.dtype).itemsize
         longest = max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows))
         fits = (
             view.predicate is not None
@@ -134,7 +135,7 @@ def choose(at: Attending) -> str:
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not at.drops)
-            and (device.is_gpu or buffers_of(longest, device.kernel_bytes) > 0)
+            and (device.is_gpu or buffers_of(longest, device.kernel_bytes, itemsize) > 0)
             and device.fits(at.head_dim)
             # Initialisation traces the model on one token, for any device.
             and not at.module.is_initializing()
