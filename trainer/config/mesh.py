@@ -105,7 +105,7 @@ def check_dimensions(
 ) -> None:
     """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1.
 
-    `rows` are those of a batch in each phase of the run.
+    `rows` are a batch's rows in each phase of the run.
     """
     if model.encoder_sizes:
         check_dimensions(sizes, rules, model.of_encoder, rows, microbatches)

@@ -89,8 +89,8 @@ TOKENS = Rule("a number of tokens, such as 300B, 1.5B or 500M", lambda text: boo
 class Phases:
     """The phases of a run's batches, and where their rows lie in its endless order of rows.
 
-    Batches and updates count from 1. Batch b has the rows after those of all batches before it, so
-    that a change of their number neither loses nor repeats a row. `skips` says which batch an
+    Batches and updates count from 1. The rows of a batch follow the rows of the batch before, so
+    that a change of their number neither loses nor repeats one. `skips` says which batch an
     update reads.
     """
 

@@ -78,8 +78,8 @@ class CachedData:
         self._taken = _amounts(config, [each.task.name for each in tasks])
         for each in tasks:
             self._check(each)
-        # Windows lie in those of the longest lengths if lengths change. `nest` is given to the data
-        # of another length, which `_later` makes.
+        # If lengths change, windows lie in windows of the longest lengths. `nest` is given to the
+        # data of another length, which `_later` makes.
         self._nest, self._changes = nest or config.phases.nest, nest is None
         if training:
             _ = self._later  # checks what changes

@@ -46,10 +46,10 @@ def products_per_step(
     Counts 1 for each kernel element and position, and 2 for each query, key and attention channel,
     even if masked or padded. For attention with a pattern, counts the pairs in visited blocks:
     under a causal mask, no blocks after the query's; with a window, the pairs in it. With
-    `halve_causal`, other causal attention
-    counts half of its pairs. Counts only the expert that a token goes through, not unused capacity,
-    and only the positions left in a layer. Excludes embedding look-ups, norms, softmax and the
-    optimizer, and ignores the length of a stack that the model lacks.
+    `halve_causal`, other causal attention counts half of its pairs. Counts only the expert that a
+    token goes through, not unused capacity, and only the positions left in a layer. Excludes
+    embedding look-ups, norms, softmax and the optimizer, and ignores the length of a stack that the
+    model lacks.
 
     Sources: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B, counts all pairs; MaxText half of
     them since its pull request 1988.

@@ -37,7 +37,7 @@ def affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
 
 
 def layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
-    """Returns the names in all layers of a stack; `inside` are those of one."""
+    """Returns the names in all layers of a stack; `inside` are the names in one."""
     return {
         f"{stack}/layers_{index}/{ours}": f"{theirs}.{index}.{name}"
         for index in range(number)

@@ -142,8 +142,8 @@ class ModelConfig:
     )
     attention_softcap: float | None = field(
         None,
-        "limit c of scaled attention logits x, which become c * tanh(x / c), as in Gemma 2; None: "
-        "no limit",
+        "limit c of scaled attention logits x, which become c * tanh(x / c), as in Gemma 2; by "
+        "default there is no limit",
     )
     attention_window: str = field(
         "none",

@@ -45,7 +45,7 @@ def assert_parity(ours, theirs, batch):
     assert np.abs(theirs(batch)[0]).max() > 1
 
 
-# Their parts are those of others.
+# Other shapes have their parts.
 REPEATED = ("longt5", "longt5, scaled", "switch, everywhere")
 MOST = [name for name in SHAPES if name not in REPEATED]
 
