@@ -20,25 +20,24 @@ from trainer.engine.step import used_parameters
 from trainer.model.transformer import Batch, build_model, run_model
 
 
-def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
-    """Returns the jitted (params, batch) -> (log likelihoods of targets in nats, their weights).
+def of_targets(program: Program) -> Callable[[Any, Batch], jax.Array]:
+    """Returns the jitted (params, batch) -> log likelihoods of targets, float32 [B, L], in nats.
 
-    Both are float32 [B]. `params` are the model's own, as returned by `Program.merged`.
+    They are multiplied by their weights. `params` are the model's own, as returned by
+    `Program.merged`.
     """
     model, mesh = build_model(program.spec), program.mesh
 
     @partial(
         jax.jit, in_shardings=(program.model_shardings, rows(mesh)), out_shardings=replicated(mesh)
     )
-    def likelihoods(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def likelihoods(params: Any, batch: Batch) -> jax.Array:
         with tracing_on(mesh, program.rules):
             output = run_model(model, used_parameters(model, params, program.shares), batch)
         logits_BLV: Any = getattr(output, "logits_BLV", output)
         log_BLV, side = jax.nn.log_softmax(logits_BLV.astype(jnp.float32)), target_side(batch)
         targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
-        log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
-        weights_B = jnp.sum(weights_BL, axis=-1).astype(jnp.float32)
-        return jnp.sum(log_BL * weights_BL, axis=-1), weights_B
+        return jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0] * weights_BL
 
     return likelihoods
 
@@ -48,7 +47,7 @@ class Likelihood:
 
     def __init__(self, program: Program, converter: Converter, batch_size: int):
         self._converter, self._mesh, self._size = converter, program.mesh, batch_size
-        self._of_rows = of_rows(program)
+        self._of_targets = of_targets(program)
 
     def __call__(self, params: Any, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Returns the log likelihood of each pair's targets given its inputs, float64 [pairs].
@@ -58,8 +57,19 @@ class Likelihood:
         """
         found = [np.zeros(0)]
         for first in range(0, len(pairs), self._size):
-            some = pairs[first : first + self._size]
-            batch = pad_rows(rows_of(some, self._converter), self._size)
-            log_B, _ = self._of_rows(params, put_batch(batch, self._mesh))
-            found.append(np.asarray(log_B, np.float64)[: len(some)])
+            found.append(self.of_tokens(params, pairs[first : first + self._size]).sum(axis=1))
         return np.concatenate(found)
+
+    def of_tokens(
+        self,
+        params: Any,
+        pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+        converter: Converter | None = None,
+    ) -> np.ndarray:
+        """Returns each target's log likelihood for at most a batch of pairs, float64 [pairs, L].
+
+        0 on padding. By default the converter is the run's.
+        """
+        batch = pad_rows(rows_of(pairs, converter or self._converter), self._size)
+        log_BL = self._of_targets(params, put_batch(batch, self._mesh))
+        return np.asarray(log_BL, np.float64)[: len(pairs)]

@@ -1,0 +1,88 @@
+"""A suite: sets of questions, answered by the likelihoods of what may fill their gaps."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tasks.objectives import Lengths
+from tasks.questions import sets
+from tasks.questions.scores import Answered
+from tasks.terminal import progress
+from tasks.vocabulary import Vocabulary
+from trainer.data import features
+from trainer.data.interface import Run
+from trainer.engine.program import Program
+from trainer.evaluating.filling import Filled, Filling
+from trainer.evaluating.likelihood import Likelihood
+
+# Rows are padded to powers of two of at least this many positions: few shapes to compile.
+_SHORTEST = 16
+
+
+class Suite:
+    """The sets of a run's `evaluation.suite`, for its model and vocabulary.
+
+    Construction raises UserError if a set is missing or does not fit the model.
+    """
+
+    def __init__(self, run: Run, program: Program, vocabulary: Vocabulary | None = None):
+        """`vocabulary` encodes the questions; None: the one of the run's data."""
+        config = run.config
+        self._config, self._program = config, program
+        assert config.evaluation.suite is not None
+        found = sets.load(config.evaluation.suite.split(","), config.evaluation.examples)
+        self._questions = [(name, each) for name, some in found.items() for each in some]
+        filling = Filling(run, vocabulary)
+        self._special = filling.special
+        self._rows = [filling(question) for _, question in self._questions]
+        size = config.evaluation.batch_size or config.batch_size
+        any_converter = features.converter(config.model, Lengths(_SHORTEST, _SHORTEST))
+        self._likelihood, self._size = Likelihood(program, any_converter, size), size
+
+    def __call__(
+        self, params: Any, stopping: Callable[[], bool] = lambda: False
+    ) -> list[Answered] | None:
+        """Returns all questions with their scores; None if abandoned."""
+        params = self._program.merged(params)
+        rows = [row for choices in self._rows for some in choices for row in some]
+        scores = np.zeros(len(rows))
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for number, row in enumerate(rows):
+            shapes.setdefault(self._shape(row), []).append(number)
+        done = 0
+        with progress.shown("suite", len(rows)) as bar:
+            for (inputs, targets), numbers in sorted(shapes.items()):
+                lengths = Lengths(inputs, targets)
+                converter = features.converter(self._config.model, lengths, self._special)
+                for first in range(0, len(numbers), self._size):
+                    if stopping():
+                        return None
+                    some = numbers[first : first + self._size]
+                    pairs = [(rows[number].inputs, rows[number].targets) for number in some]
+                    tokens = self._likelihood.of_tokens(params, pairs, converter)
+                    for number, log_L in zip(some, tokens, strict=True):
+                        scores[number] = log_L[rows[number].first : rows[number].end].sum()
+                    done += len(some)
+                    bar.update(done)
+        left = iter(scores.tolist())
+        return [
+            Answered(name, question, [math.fsum(next(left) for _ in some) for some in choices])
+            for (name, question), choices in zip(self._questions, self._rows, strict=True)
+        ]
+
+    def _shape(self, row: Filled) -> tuple[int, int]:
+        inputs, targets = (_padded(len(each)) for each in (row.inputs, row.targets))
+        model = self._config.model
+        if model.architecture == "decoder":
+            inputs = 0
+        elif model.architecture == "encoder":
+            inputs = targets
+        if not model.counts_positions:
+            return inputs, targets
+        return min(inputs, model.max_positions), min(targets, model.max_positions)
+
+
+def _padded(length: int) -> int:
+    return max(_SHORTEST, 1 << (length - 1).bit_length() if length else 0)
