@@ -53,7 +53,7 @@ class Filling:
         own = self._vocabulary
         self._encode = (lambda text: own.encode([text])[0].tolist()) if own else data.encode
         self.special = (own or run.converter).special.starting(model.start_id)
-        self._longest = model.max_positions if model.counts_positions else None
+        self.longest = model.max_positions if model.counts_positions else None
         self._pieces = next(
             (pieces for each in tasks if (pieces := each.task.objective.pieces)), ()
         )
@@ -93,31 +93,27 @@ class Filling:
 
     def _whole(self, cut: _Cut) -> list[Filled]:
         text = [*cut.before, *cut.span, *cut.after]
-        return [self._row([], text, len(cut.before), len(text))]
+        return [_row([], text, len(cut.before), len(text))]
 
     def _span(self, cut: _Cut) -> list[Filled]:
         first, second = self._sentinels
         inputs = [*self._mode, *cut.before, first, *cut.after, self.special.eos]
         targets = [first, *cut.span, second]
-        return [self._row(inputs, targets, 0, len(targets))]
+        return [_row(inputs, targets, 0, len(targets))]
 
     def _masked(self, cut: _Cut) -> list[Filled]:
         text = [self._classify, *cut.before, *cut.span, *cut.after, self.special.eos]
         first = 1 + len(cut.before)
         end = first + len(cut.span)
         return [
-            self._row([*text[:at], *[self._mask] * (end - at), *text[end:]], text, at, at + 1)
+            _row([*text[:at], *[self._mask] * (end - at), *text[end:]], text, at, at + 1)
             for at in range(first, end)
         ]
 
-    def _row(self, inputs: Ids, targets: Ids, first: int, end: int) -> Filled:
-        longest = max(len(inputs), len(targets))
-        if self._longest and longest > self._longest:
-            raise UserError(
-                f"--suite: a question has {longest} tokens, but the model has {self._longest} "
-                "positions: leave its set out"
-            )
-        return Filled(np.asarray(inputs, np.int32), np.asarray(targets, np.int32), first, end)
+    def fits(self, choices: list[list[Filled]]) -> bool:
+        """Returns whether the model has positions for all rows of a question."""
+        sides = (side for rows in choices for row in rows for side in (row.inputs, row.targets))
+        return self.longest is None or max(map(len, sides)) <= self.longest
 
     def _id(self, pieces: Sequence[str]) -> int:
         """Returns the id of the first of the pieces that the vocabulary has."""
@@ -128,6 +124,10 @@ class Filling:
         if token is None:
             raise UserError(f"--suite: the vocabulary has none of {', '.join(pieces)}")
         return token
+
+
+def _row(inputs: Ids, targets: Ids, first: int, end: int) -> Filled:
+    return Filled(np.asarray(inputs, np.int32), np.asarray(targets, np.int32), first, end)
 
 
 def _common(a: Ids, b: Ids) -> int:

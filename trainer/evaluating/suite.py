@@ -1,6 +1,7 @@
 """A suite: sets of questions, answered by the likelihoods of what may fill their gaps."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +9,14 @@ import numpy as np
 
 from tasks.objectives import Lengths
 from tasks.questions import sets
+from tasks.questions.question import Question
 from tasks.questions.scores import Answered
 from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 from trainer.data import features
 from trainer.data.interface import Run
+from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.evaluating.filling import Filled, Filling
 from trainer.evaluating.likelihood import Likelihood
@@ -33,10 +37,20 @@ class Suite:
         self._config, self._program = config, program
         assert config.evaluation.suite is not None
         found = sets.load(config.evaluation.suite.split(","), config.evaluation.examples)
-        self._questions = [(name, each) for name, some in found.items() for each in some]
         filling = Filling(run, vocabulary)
         self._special = filling.special
-        self._rows = [filling(question) for _, question in self._questions]
+        self._questions: list[tuple[str, Question]] = []
+        self._rows: list[list[list[Filled]]] = []
+        for name, questions in found.items():
+            rows = [filling(question) for question in questions]
+            fitting = [number for number, own in enumerate(rows) if filling.fits(own)]
+            self._questions += [(name, questions[number]) for number in fitting]
+            self._rows += [rows[number] for number in fitting]
+            if left := len(rows) - len(fitting):
+                longer = f"longer than the model's {filling.longest} positions"
+                if not fitting:
+                    raise UserError(f"--suite: all questions of {name} are {longer}: leave it out")
+                _note(f"{left:,} of {len(rows):,} questions of {name} are {longer}: left out")
         size = config.evaluation.batch_size or config.batch_size
         any_converter = features.converter(config.model, Lengths(_SHORTEST, _SHORTEST))
         self._likelihood, self._size = Likelihood(program, any_converter, size), size
@@ -82,6 +96,11 @@ class Suite:
         if not model.counts_positions:
             return inputs, targets
         return min(inputs, model.max_positions), min(targets, model.max_positions)
+
+
+def _note(text: str) -> None:
+    if processes.is_first():
+        print(f"note: {text}", file=sys.stderr)
 
 
 def _padded(length: int) -> int:
