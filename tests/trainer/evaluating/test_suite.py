@@ -19,6 +19,7 @@ from trainer import evaluate, export, report
 from trainer.engine.program import Program
 from trainer.evaluating.filling import Filling
 from trainer.evaluating.suite import Suite
+from trainer.reporting import curves, history
 from trainer.reporting.metrics import read_metrics
 
 LM = "python_docs_autoregressive_lm"
@@ -177,6 +178,10 @@ def test_a_run_answers_its_suite_and_the_report_shows_every_question(
     page = (model_dir / "report.html").read_text()
     assert page.count("<details>") == len({each.set for each in scores.read(before)}) == 8
     assert "The function [<b>returns</b> | return the] a list of the values." in page
+    (chart,) = [each for each in curves.charts(history.load_all([str(model_dir)]))
+                if each.title == "Right answers"]  # fmt: skip
+    assert {each.label for each in chart.series} >= {"mine", "english.cloze"}
+    assert chart.series[0].x["steps"] == [2, 4]
 
 
 @pytest.mark.parametrize(
