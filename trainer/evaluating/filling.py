@@ -12,6 +12,8 @@ from trainer.data.cached import CachedData
 from trainer.data.interface import Run
 
 Ids = list[int]
+# Words of a text that are filled at once: about T5's mean span of three tokens.
+_WORDS = 2
 # Names of BERT's pieces in known vocabularies, after those of the run's task.
 _MASKS = ("[MASK]", "<mask>", sentinel_piece(0))
 _FIRST = ("[CLS]", "<s>", "<cls>", sentinel_piece(1))
@@ -75,8 +77,24 @@ class Filling:
             self._fill = self._masked
 
     def __call__(self, question: Question) -> list[list[Filled]]:
-        """Returns the rows of each choice; the sum of their counted log likelihoods is its own."""
-        return [self._fill(cut) for cut in self._cuts(question)]
+        """Returns the rows of each choice; the sum of their counted log likelihoods is its own.
+
+        The second half of a text is filled a few words at a time, each after all before them, by a
+        model that has learned to fill short gaps.
+        """
+        if not question.is_text or self._fill == self._whole:
+            return [self._fill(cut) for cut in self._cuts(question)]
+        before, words = question.before, question.right.split()
+        rows: list[Filled] = []
+        for first in range(0, len(words), _WORDS):
+            part = " ".join(words[first : first + _WORDS])
+            (cut,) = self._cuts(Question(before, (part,)))
+            # Where a part ends is given, so that it needs no sentinel.
+            closed = self._fill == self._span
+            rows += [row._replace(first=1, end=row.end - 1) if closed else row
+                     for row in self._fill(cut)]  # fmt: skip
+            before += part + " "
+        return [rows]
 
     def _cuts(self, question: Question) -> list[_Cut]:
         before = self._encode(question.before.rstrip())

@@ -13,7 +13,7 @@ from tasks.questions import scores
 from tasks.questions.question import Question, of_text
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tests.support.runs import ROOT, run_of, trained
+from tests.support.runs import ROOT, TASK, TINY, run_of, trained
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate, export, report
 from trainer.engine.program import Program
@@ -63,7 +63,7 @@ def test_choices_share_their_context_as_in_span_corruption(text_cache):
     run = run_of(text_cache)
     fill = Filling(run)
     ids = run.data.tasks[0].vocabulary
-    for asked in ASKED:
+    for asked in ASKED[:3]:
         rows = [row for (row,) in fill(asked)]
         assert len({tuple(row.inputs) for row in rows}) == 1
         for row, choice in zip(rows, asked.choices, strict=True):
@@ -74,6 +74,25 @@ def test_choices_share_their_context_as_in_span_corruption(text_cache):
             assert [row.targets[0], row.targets[-1]] == [ids.size - 1, ids.size - 2]
             assert row.inputs[-1] == ids.special.eos
             assert (row.first, row.end) == (0, len(row.targets))
+
+
+@pytest.mark.parametrize(("task", "preset"), [(TASK, TINY), (BERT, "bert_tiny")])
+def test_a_text_is_filled_a_few_words_at_a_time(text_cache, task, preset):
+    run = run_of(text_cache, task=task, preset=preset, lengths=(64, 64))
+    (rows,) = Filling(run)(ASKED[3])
+    counted = [token for row in rows for token in row.targets[row.first : row.end].tolist()]
+    text = ASKED[3].before + ASKED[3].right
+    whole = run.data.encode(text)
+    before = len(run.data.encode(ASKED[3].before.rstrip()))
+    assert counted == whole[before:]
+    if task == TASK:
+        assert len(rows) == math.ceil(len(ASKED[3].right.split()) / 2)
+        # Each part follows all before it, and no row has what comes after.
+        read = [row.inputs[:-2].tolist() for row in rows]
+        assert all(whole[: len(each)] == each for each in read)
+        assert [len(each) for each in read[1:]] == [
+            before + sum(row.end - row.first for row in rows[:number]) for number in (1, 2)
+        ]
 
 
 def test_a_decoder_is_asked_for_all_from_the_choice_on(text_cache):
