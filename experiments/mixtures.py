@@ -4,9 +4,9 @@
     python -m experiments.mixtures fit SWEEP [--targets=books_ul2] [--against=SWEEP]
 
 `draw` prints random mixtures around one, for --axis=task='…' of experiments.sweep. `fit` reads the
-folder of such a sweep and fits c + exp(Σ t_j r_j) over shares r to a metric of each target. It
-prints the law, its error for mixtures left out, and the mixture with the lowest mean over the
-targets between those tried; --against compares predictions with another sweep's runs. Runs that do
+folder of such a sweep and fits a law over shares r to a metric of each target: c + exp(Σ t_j r_j),
+or c + Σ t_j ln r_j. It prints the law, its error for mixtures left out, and the mixture with the
+lowest mean over the targets; --against compares predictions with another sweep's runs. Runs that do
 not identify the law are refused, with exit code 2.
 """
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Shares of a mixture -> the targets' losses in each of its runs.
 _Runs = dict[tuple[float, ...], list[list[float]]]
 
+_FORMS = ("exponential", "logarithmic")
 _NUMBER = 20
 _METRIC = "bits_per_byte"
 
@@ -52,6 +53,11 @@ class Flags:
         None, f"with draw: number of mixtures; None means {_NUMBER}", rule=at_least(1)
     )
     seed: int | None = field(None, "with draw: seed; None means 0", rule=at_least(0))
+    form: str | None = field(
+        None,
+        "with fit: the law; None means the one with the lower error for mixtures left out",
+        choices=_FORMS,
+    )
     metric: str | None = field(None, f"with fit: metric of targets; None means {_METRIC}")
     targets: str | None = field(
         None, "with fit: tasks whose mean should be low; None means all", metavar="TASK,TASK"
@@ -63,7 +69,7 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Draws or fits."""
-    other = ("metric", "targets", "against") if flags.what == "draw" else ("number", "seed")
+    other = ("form", "metric", "targets", "against") if flags.what == "draw" else ("number", "seed")
     for name in other:
         if getattr(flags, name) is not None:
             raise UserError(f"--{name} has no effect on {flags.what}: leave it out")
@@ -90,19 +96,19 @@ def _fit(flags: Flags) -> None:
 
     metric = flags.metric or _METRIC
     tasks, targets, runs = _read(flags.source, metric, flags.targets)
-    others: _Runs = {}
-    if flags.against:
-        theirs, _, others = _read(flags.against, metric, flags.targets)
-        if theirs != tasks:
-            raise UserError(f"--against={flags.against} mixes {', '.join(theirs)}")
-    found = law.fit(np.array([*runs]), np.array([np.mean(each, axis=0) for each in runs.values()]))
+    others = _read(flags.against, metric, flags.targets, tasks)[2] if flags.against else {}
+    shares, losses = [*runs], [np.mean(each, axis=0) for each in runs.values()]
+    fits = {
+        form: law.fit(law.FORMS[form], np.array(shares), np.array(losses))
+        for form in ([flags.form] if flags.form else _FORMS)
+    }
+    found = min(fits.values(), key=lambda each: each.error)
+    print(f"{len(runs)} mixtures; {metric}, mean of {', '.join(targets)}: standard deviation "
+          f"{found.losses.std():.4f}\n")  # fmt: skip
+    rows = [[each.error, each.rank_correlation] for each in fits.values()]
+    _print(("law", "error of mixtures left out", "rank correlation"), [*fits], rows)
     if found.refusal:
         raise UserError(f"{flags.source}: {found.refusal}")
-    print(
-        f"{metric}, mean of {', '.join(targets)}: {len(runs)} mixtures, each predicted from the "
-        f"others with an error of {found.error:.4f}, against their standard deviation of "
-        f"{found.losses.std():.4f}; rank correlation {found.rank_correlation:.2f}"
-    )
     _print(("target", "c", *(f"t of {task}" for task in tasks)), targets, found.laws)
     best = found.best()
     _print(("task", "best share", "2.5 %", "97.5 %"), tasks, zip(*best, strict=True))
@@ -147,10 +153,14 @@ def _shares(text: str) -> dict[str, float]:
     return {name: rate / sum(known.values()) for name, rate in known.items()}
 
 
-def _read(folder: str, metric: str, chosen: str | None) -> tuple[list[str], list[str], _Runs]:
-    """Returns the tasks, the targets, and the finished runs of a sweep by their shares."""
-    from trainer.checkpoints.early_stopping import value_of
+def _read(
+    folder: str, metric: str, chosen: str | None, tasks: Sequence[str] = ()
+) -> tuple[list[str], list[str], _Runs]:
+    """Returns the tasks, the targets, and the finished runs of a sweep by shares of the tasks."""
+    from trainer.checkpoints.early_stopping import lower_is_better, value_of
 
+    if not lower_is_better("--metric", metric):
+        raise UserError(f"--metric={metric} is better when higher, but the law is of a loss")
     path = files.join(folder, "results.jsonl")
     try:
         lines = [json.loads(line) for line in files.read_lines(path)]
@@ -158,7 +168,6 @@ def _read(folder: str, metric: str, chosen: str | None) -> tuple[list[str], list
         raise UserError(
             f"{folder} is not the folder of a sweep: it has no results.jsonl"
         ) from error
-    tasks: list[str] = []
     runs: _Runs = {}
     for line in lines:
         if [*line["values"]] != ["task"]:
@@ -168,10 +177,9 @@ def _read(folder: str, metric: str, chosen: str | None) -> tuple[list[str], list
         shares = _shares(line["values"]["task"])
         tasks = tasks or [*shares]
         if {*tasks} != {*shares}:
-            raise UserError(f"{path} mixes both {', '.join(tasks)} and {', '.join(shares)}")
-        targets = chosen.split(",") if chosen else tasks
+            raise UserError(f"{path} mixes {', '.join(shares)}, not {', '.join(tasks)}")
         losses = []
-        for target in targets:
+        for target in chosen.split(",") if chosen else tasks:
             value = value_of("--metric", f"{target}/{metric}", line["metrics"])
             if not isinstance(value, float) or value <= 0:
                 raise UserError(f"{path}: {line['values']['task']} has {target}/{metric} {value}")
@@ -179,7 +187,7 @@ def _read(folder: str, metric: str, chosen: str | None) -> tuple[list[str], list
         runs.setdefault(tuple(shares[task] for task in tasks), []).append(losses)
     if not runs:
         raise UserError(f"{path} has no finished run")
-    return tasks, targets, runs
+    return [*tasks], chosen.split(",") if chosen else [*tasks], runs
 
 
 main = Command(Flags, run)

@@ -1,11 +1,12 @@
 """Fits losses of tasks as functions of a mixture's shares, and finds the best mixture.
 
-The law of each task is c + exp(Σ t_j r_j) with shares r; their sum of 1 makes a factor of the
-exponential redundant. Source: Ye et al. 2024 (arXiv:2403.16952), equation 6. The search, small
-runs of random mixtures and a regression, is that of Liu et al. 2024 (RegMix, arXiv:2407.01492).
+Source: the search, small runs of random mixtures and a regression, is from Liu et al. 2024 (RegMix,
+arXiv:2407.01492); the exponential form is from Ye et al. 2024 (arXiv:2403.16952).
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
@@ -19,7 +20,41 @@ _STARTS = (0.0, 0.5, 0.9)
 # Largest error accepted of mixtures left out, relative to the losses' standard deviation, which is
 # the error of a law that knows only their mean.
 _MISFIT = 0.5
-_DRAWS = 200
+# Largest exponent, above that of any loss and below overflow.
+_LARGEST = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A law of a task's loss: c + link(Σ t_j f(r_j)), with shares r."""
+
+    f: Callable[[np.ndarray], np.ndarray]
+    link: Callable[[np.ndarray], np.ndarray]
+    slope: Callable[[np.ndarray], np.ndarray]  # the link's derivative
+    inverse: Callable[[np.ndarray], np.ndarray]  # the link's inverse
+
+    def at(self, laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """Returns the losses [..., laws] of laws [laws, 1 + tasks] at shares [..., tasks]."""
+        return laws[:, 0] + self.link(self.f(shares) @ laws[:, 1:].T)
+
+    def mean(self, laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        """Returns the mean loss [...] of laws at shares [..., tasks]."""
+        return self.at(laws, shares).mean(axis=-1)
+
+
+def _same(values: np.ndarray) -> np.ndarray:
+    return values
+
+
+def _exp(values: np.ndarray) -> np.ndarray:
+    return np.exp(np.minimum(values, _LARGEST))
+
+
+# Shares add up to 1, so a factor of the exponential would be redundant.
+FORMS: Mapping[str, Form] = {
+    "exponential": Form(_same, _exp, _exp, np.log),
+    "logarithmic": Form(np.log, _same, np.ones_like, _same),
+}
 
 
 def draw(around: np.ndarray, number: int, seed: int = 0) -> np.ndarray:
@@ -39,18 +74,19 @@ def draw(around: np.ndarray, number: int, seed: int = 0) -> np.ndarray:
 class MixtureFit:
     """Laws of several tasks' losses; the loss of a mixture is their mean."""
 
+    form: Form
     shares: np.ndarray  # float64 [runs, tasks], of the runs
     losses: np.ndarray  # float64 [runs], means over the fitted tasks
     laws: np.ndarray  # float64 [laws, 1 + tasks]: c and t
-    draws: np.ndarray  # float64 [draws, laws, 1 + tasks], one fit per draw of the bootstrap
     left_out: np.ndarray  # float64 [runs], the losses predicted by fits to the other runs
+    draws: np.ndarray  # float64 [draws, laws, 1 + tasks], one fit per draw of the bootstrap
     noise: np.ndarray  # float64 [draws], a residual of the mean loss for each draw
 
     def at(self, shares: np.ndarray) -> tuple[float, float, float]:
         """Returns the (loss, low, high) of a run of a mixture, noise included."""
-        drawn = [_loss(laws, shares) for laws in self.draws] + self.noise
+        drawn = [self.form.mean(laws, shares) for laws in self.draws] + self.noise
         low, high = np.percentile(drawn, (2.5, 97.5))
-        return float(_loss(self.laws, shares)), float(low), float(high)
+        return float(self.form.mean(self.laws, shares)), float(low), float(high)
 
     @property
     def error(self) -> float:
@@ -67,10 +103,18 @@ class MixtureFit:
 
         No share is outside its range in the runs, since the law is not known there.
         """
-        low, high = np.percentile(
-            [_lowest(laws, self.shares) for laws in self.draws], (2.5, 97.5), axis=0
+        low, high = np.percentile([self._lowest(laws) for laws in self.draws], (2.5, 97.5), axis=0)
+        return self._lowest(self.laws), low, high
+
+    def _lowest(self, laws: np.ndarray) -> np.ndarray:
+        found = optimize.minimize(
+            lambda shares: self.form.mean(laws, shares),
+            self.shares.mean(axis=0),
+            bounds=np.column_stack([self.shares.min(axis=0), self.shares.max(axis=0)]),
+            constraints={"type": "eq", "fun": lambda shares: shares.sum() - 1},
+            method="SLSQP",
         )
-        return _lowest(self.laws, self.shares), low, high
+        return found.x
 
     @property
     def refusal(self) -> str:
@@ -85,7 +129,7 @@ class MixtureFit:
         return ""
 
 
-def fit(shares: np.ndarray, losses: np.ndarray, seed: int = 0) -> MixtureFit:
+def fit(form: Form, shares: np.ndarray, losses: np.ndarray, draws: int = 200) -> MixtureFit:
     """Fits losses [runs, laws] to shares [runs, tasks], with a bootstrap of residuals.
 
     Raises UserError if there are too few mixtures, or shares that depend on each other.
@@ -99,74 +143,47 @@ def fit(shares: np.ndarray, losses: np.ndarray, seed: int = 0) -> MixtureFit:
         )
     if np.linalg.matrix_rank(shares, tol=1e-3 * runs) < tasks:
         raise UserError("shares of the mixtures depend on each other: draw them at random")
-    laws = np.array([_fitted(shares, column) for column in losses.T])
-    fitted = _at(laws, shares)
+    laws = np.array([_fitted(form, shares, column) for column in losses.T])
+
+    def refitted(kept: np.ndarray, values: np.ndarray) -> np.ndarray:
+        columns = zip(laws, values.T, strict=True)
+        return np.array([_minimum(form, law, shares[kept], each).x for law, each in columns])
+
+    every = np.arange(runs)
+    rest = [every != run for run in every]
+    left_out = [
+        form.mean(refitted(kept, losses[kept]), shares[run]) for run, kept in enumerate(rest)
+    ]
+    fitted = form.at(laws, shares)
     # Residuals of a fit are smaller than the noise, by the constants that it has used.
     residuals = (losses - fitted) * np.sqrt(runs / (runs - tasks - 1))
-    random = np.random.default_rng(seed)
-    draws = np.array(
-        [
-            _refitted(laws, shares, fitted + residuals[random.integers(0, runs, runs)])
-            for _ in range(_DRAWS)
-        ]
-    )
-    rest = [np.arange(runs) != run for run in range(runs)]
-    left_out = [
-        _loss(_refitted(laws, shares[kept], losses[kept]), shares[run])
-        for run, kept in enumerate(rest)
+    random = np.random.default_rng(0)
+    drawn = [
+        refitted(every, fitted + residuals[random.integers(0, runs, runs)]) for _ in range(draws)
     ]
-    noise = residuals.mean(axis=1)[random.integers(0, runs, _DRAWS)]
-    return MixtureFit(shares, losses.mean(axis=1), laws, draws, np.array(left_out), noise)
+    noise = residuals.mean(axis=1)[random.integers(0, runs, draws)]
+    means = losses.mean(axis=1)
+    return MixtureFit(form, shares, means, laws, np.array(left_out), np.array(drawn), noise)
 
 
-def _at(laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Returns the loss of each law, [..., laws], at shares [..., tasks]."""
-    return laws[:, 0] + np.exp(shares @ laws[:, 1:].T)
-
-
-def _loss(laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    return _at(laws, shares).mean(axis=-1)
-
-
-def _refitted(laws: np.ndarray, shares: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    columns = zip(laws, losses.T, strict=True)
-    return np.array([_minimum(law, shares, column)[1] for law, column in columns])
-
-
-def _fitted(shares: np.ndarray, losses: np.ndarray) -> np.ndarray:
+def _fitted(form: Form, shares: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Returns c and t of one task's law, the best of several starts."""
-    starts = []
+    found = []
     for part in _STARTS:
         c = part * losses.min()
-        starts.append(np.append(c, np.linalg.lstsq(shares, np.log(losses - c))[0]))
-    return min((_minimum(start, shares, losses) for start in starts), key=lambda each: each[0])[1]
+        t = np.linalg.lstsq(form.f(shares), form.inverse(losses - c))[0]
+        found.append(_minimum(form, np.append(c, t), shares, losses))
+    return min(found, key=lambda result: float(result.cost)).x
 
 
-def _minimum(start: np.ndarray, shares: np.ndarray, losses: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns (half the sum of squares, law) at a local minimum; no loss is below 0, nor is c."""
-
-    def residuals(law: np.ndarray) -> np.ndarray:
-        return law[0] + np.exp(np.minimum(shares @ law[1:], 50)) - losses
-
-    def slopes(law: np.ndarray) -> np.ndarray:
-        grown = np.exp(np.minimum(shares @ law[1:], 50))
-        return np.column_stack([np.ones_like(losses), grown[:, None] * shares])
-
+def _minimum(form: Form, start: np.ndarray, shares: np.ndarray, losses: np.ndarray) -> Any:
+    """Returns scipy's result for one law; no loss is below 0, nor is c."""
     lowest = np.append(0.0, np.full(len(start) - 1, -np.inf))
-    result = optimize.least_squares(
-        residuals, np.maximum(start, lowest + 1e-6), slopes, (lowest, np.inf), max_nfev=200
+    f, ones = form.f(shares), np.ones((len(shares), 1))
+    return optimize.least_squares(
+        lambda law: law[0] + form.link(f @ law[1:]) - losses,
+        np.maximum(start, lowest + 1e-6),
+        lambda law: np.hstack([ones, form.slope(f @ law[1:])[:, None] * f]),
+        bounds=(lowest, np.inf),
+        max_nfev=200,
     )
-    return float(result.cost), result.x
-
-
-def _lowest(laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Returns the mixture of the lowest loss within the ranges of shares; a convex law has one."""
-    found = optimize.minimize(
-        lambda mixture: _loss(laws, mixture),
-        shares.mean(axis=0),
-        jac=lambda mixture: (np.exp(laws[:, 1:] @ mixture) @ laws[:, 1:]) / len(laws),
-        bounds=np.column_stack([shares.min(axis=0), shares.max(axis=0)]),
-        constraints={"type": "eq", "fun": lambda mixture: mixture.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-    )
-    return found.x

@@ -21,15 +21,18 @@ LAWS = np.array(
     [
         [0.5, -2.0, 0.3, 0.4, 0.4],
         [1.0, 0.3, -1.5, 0.2, 0.1],
-        [0.8, 0.2, 0.1, -3.0, 0.4],
+        [0.8, 0.2, 0.1, -2.2, 0.4],
         [1.0, 0.5, 0.5, 0.2, -2.0],
     ]
 )
 NOISE = 0.005
 
 
-def losses(shares, noise=NOISE):
-    exact = LAWS[:, 0] + np.exp(shares @ LAWS[:, 1:].T)
+EXPONENTIAL, LOGARITHMIC = (mixture.FORMS[name] for name in ("exponential", "logarithmic"))
+
+
+def losses(shares, noise=NOISE, form=EXPONENTIAL):
+    exact = form.at(LAWS, shares)
     return exact + np.random.default_rng(1).normal(0, noise, exact.shape)
 
 
@@ -50,19 +53,19 @@ def drawn():
 
 
 def test_a_known_law_is_found_again(drawn):
-    found = mixture.fit(drawn, losses(drawn))
+    found = mixture.fit(EXPONENTIAL, drawn, losses(drawn))
     assert found.refusal == ""
     assert found.rank_correlation > 0.95
     assert found.error < 2 * NOISE
-    # Only differences of a task's t are identified well: a common part is exp's factor, beside c.
+    # Only differences of a task's t are identified well: a common part is a factor of exp.
     differences = found.laws[:, 1:] - found.laws[:, 1:].mean(axis=1, keepdims=True)
     truth = LAWS[:, 1:] - LAWS[:, 1:].mean(axis=1, keepdims=True)
     np.testing.assert_allclose(differences, truth, atol=0.3)
     best, low, high = found.best()
-    # The minimum by a grid of shares of at least 0.05, far from every edge.
-    grid = np.random.default_rng(2).dirichlet(np.ones(4), 50_000)
-    exact = losses(grid, noise=0).mean(axis=1)
-    np.testing.assert_allclose(best, grid[exact.argmin()], atol=0.05)
+    # The minimum by random shares.
+    tried = np.random.default_rng(2).dirichlet(np.ones(4), 50_000)
+    exact = losses(tried, noise=0).mean(axis=1)
+    np.testing.assert_allclose(best, tried[exact.argmin()], atol=0.05)
     assert (low <= best).all()
     assert (best <= high).all()
     value, below, above = found.at(best)
@@ -71,14 +74,22 @@ def test_a_known_law_is_found_again(drawn):
     assert above - below < 8 * NOISE
 
 
+def test_the_best_mixture_of_logarithms(drawn):
+    """The minimum of Σ t_j ln r_j has shares in proportion to -t_j, summed over the targets."""
+    found = mixture.fit(LOGARITHMIC, drawn, losses(drawn, form=LOGARITHMIC), draws=5)
+    np.testing.assert_allclose(found.laws, LAWS, atol=0.02)
+    total = LAWS[:, 1:].sum(axis=0)
+    np.testing.assert_allclose(found.best()[0], total / total.sum(), atol=0.01)
+
+
 def test_mixtures_that_identify_nothing_are_refused(drawn):
     with pytest.raises(UserError, match="9 mixtures cannot identify a law of 4 tasks: give 10"):
-        mixture.fit(drawn[:9], losses(drawn[:9]))
+        mixture.fit(EXPONENTIAL, drawn[:9], losses(drawn[:9]))
     tied = drawn.copy()
     tied[:, 0] = tied[:, 1]
     with pytest.raises(UserError, match="depend on each other"):
-        mixture.fit(tied, losses(tied))
-    noisy = mixture.fit(drawn, losses(drawn, noise=0.15))
+        mixture.fit(EXPONENTIAL, tied, losses(tied))
+    noisy = mixture.fit(EXPONENTIAL, drawn, losses(drawn, noise=0.15), draws=5)
     assert "do not identify the law" in noisy.refusal
 
 
@@ -122,6 +133,7 @@ def test_mistakes_are_one_line(drawn, tmp_path):
     refused("--targets has no effect on draw", "draw", AROUND, "--targets=a")
     refused("a,b=1: give two tasks or more with their rates", "draw", "a,b=1")
     refused("nowhere is not the folder of a sweep", "fit", "nowhere")
+    refused("--metric=accuracy is better when higher", "fit", done, "--metric=accuracy")
     refused("--metric=docs_full_lm/bits_per_byte: these tasks do not have", "fit", done)
     refused("--metric=x_ul2/loss: these tasks", "fit", done, "--metric=loss", "--targets=x_ul2")
     noisy = write(tmp_path / "noisy", drawn, losses(drawn, noise=0.15))
@@ -130,7 +142,7 @@ def test_mistakes_are_one_line(drawn, tmp_path):
     first, rest = text.split("\n", 1)
     other = first.replace("ro_full_lm", "x_full_lm")
     (done / "results.jsonl").write_text(f"{other}\n{rest}")
-    refused("mixes both docs_full_lm, code_full_lm", "fit", done, "--metric=loss")
+    refused("en_full_lm, ro_full_lm, not docs_full_lm, code", "fit", done, "--metric=loss")
     (done / "results.jsonl").write_text(re.sub(r'/loss": [0-9.]+', '/loss": "nan"', first))
     refused("has docs_full_lm/loss nan", "fit", done, "--metric=loss")
     (done / "results.jsonl").write_text(text.replace('"task":', '"preset":'))
