@@ -5,7 +5,7 @@
 
 `draw` prints random mixtures around one, for --axis=task='…' of experiments.sweep. `fit` reads the
 folder of such a sweep and fits a law over shares r to a metric of each target: c + exp(Σ t_j r_j),
-or c + Σ t_j ln r_j. It prints the law, its error for mixtures left out, and the mixture with the
+or c + (Σ a_j r_j)^-β. It prints the law, its error for mixtures left out, and the mixture with the
 lowest mean over the targets; --against compares predictions with another sweep's runs. Runs that do
 not identify the law are refused, with exit code 2.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Shares of a mixture -> the targets' losses in each of its runs.
 _Runs = dict[tuple[float, ...], list[list[float]]]
 
-_FORMS = ("exponential", "logarithmic")
+_FORMS = ("exponential", "power")
 _NUMBER = 20
 _METRIC = "bits_per_byte"
 
@@ -109,7 +109,8 @@ def _fit(flags: Flags) -> None:
     _print(("law", "error of mixtures left out", "rank correlation"), [*fits], rows)
     if found.refusal:
         raise UserError(f"{flags.source}: {found.refusal}")
-    _print(("target", "c", *(f"t of {task}" for task in tasks)), targets, found.laws)
+    constants = [*found.form.scalars, *(f"{found.form.vector} of {task}" for task in tasks)]
+    _print(("target", *constants), targets, found.laws)
     best = found.best()
     _print(("task", "best share", "2.5 %", "97.5 %"), tasks, zip(*best, strict=True))
     _print(

@@ -5,6 +5,7 @@ arXiv:2407.01492); the exponential form is from Ye et al. 2024 (arXiv:2403.16952
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,41 +27,77 @@ _LARGEST = 50
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A law of a task's loss: c + link(Σ t_j f(r_j)), with shares r."""
+    """A law of a task's loss over shares r; float64 [constants] holds its constants."""
 
-    f: Callable[[np.ndarray], np.ndarray]
-    link: Callable[[np.ndarray], np.ndarray]
-    slope: Callable[[np.ndarray], np.ndarray]  # the link's derivative
-    inverse: Callable[[np.ndarray], np.ndarray]  # the link's inverse
+    scalars: tuple[str, ...]  # the first constants; the others are one per task
+    vector: str  # the name of the others
+    lowest: tuple[float, ...]  # bounds of the scalars and of all others
+    # laws [..., constants], shares [..., tasks] -> losses [...]
+    at: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    # law [constants], shares [runs, tasks] -> derivatives of losses [runs, constants]
+    slopes: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    # shares [runs, tasks], losses [runs] -> laws near a minimum
+    starts: Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
 
-    def at(self, laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """Returns the losses [..., laws] of laws [laws, 1 + tasks] at shares [..., tasks]."""
-        return laws[:, 0] + self.link(self.f(shares) @ laws[:, 1:].T)
-
-    def mean(self, laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """Returns the mean loss [...] of laws at shares [..., tasks]."""
-        return self.at(laws, shares).mean(axis=-1)
-
-
-def _same(values: np.ndarray) -> np.ndarray:
-    return values
+    def mean(self, laws: np.ndarray, shares: np.ndarray) -> float:
+        """Returns the mean loss of laws [laws, constants] at shares [tasks]."""
+        return float(self.at(laws, shares).mean())
 
 
-def _exp(values: np.ndarray) -> np.ndarray:
-    return np.exp(np.minimum(values, _LARGEST))
+def _exponential(laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    grown = (laws[..., 1:] * shares).sum(axis=-1)
+    return laws[..., 0] + np.exp(np.minimum(grown, _LARGEST))
 
 
-# Shares add up to 1, so a factor of the exponential would be redundant.
+def _exponential_slopes(law: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    grown = np.exp(np.minimum(shares @ law[1:], _LARGEST))
+    return np.column_stack([np.ones(len(shares)), grown[:, None] * shares])
+
+
+def _exponential_starts(shares: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
+    above = [losses - part * losses.min() for part in _STARTS]
+    return [
+        np.append(part * losses.min(), np.linalg.lstsq(shares, np.log(each))[0])
+        for part, each in zip(_STARTS, above, strict=True)
+    ]
+
+
+def _power(laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    effective = (laws[..., 2:] * shares).sum(axis=-1)
+    return laws[..., 0] + effective ** -laws[..., 1]
+
+
+def _power_slopes(law: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    effective = shares @ law[2:]
+    fall = effective ** -law[1]
+    by_share = (-law[1] * fall / effective)[:, None] * shares
+    return np.column_stack([np.ones(len(shares)), -np.log(effective) * fall, by_share])
+
+
+def _power_starts(shares: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
+    found = []
+    for part, beta in itertools.product(_STARTS, (0.3, 1.0)):
+        c = part * losses.min()
+        found.append(np.hstack([c, beta, optimize.nnls(shares, (losses - c) ** (-1 / beta))[0]]))
+    return found
+
+
+# Shares add up to 1, so a factor would be redundant in both. Source: Ye et al. 2024
+# (arXiv:2403.16952), equation 6, for the exponential; the power law of tokens is that of Kaplan et
+# al. 2020 (arXiv:2001.08361), where a task's token counts as a_j tokens of the target, as in
+# Hernandez et al. 2021 (arXiv:2102.01293).
 FORMS: Mapping[str, Form] = {
-    "exponential": Form(_same, _exp, _exp, np.log),
-    "logarithmic": Form(np.log, _same, np.ones_like, _same),
+    "exponential": Form(
+        ("c",), "t", (0.0, -np.inf), _exponential, _exponential_slopes, _exponential_starts
+    ),
+    "power": Form(("c", "beta"), "a", (0.0, 0.01, 1e-6), _power, _power_slopes, _power_starts),
 }
 
 
 def draw(around: np.ndarray, number: int, seed: int = 0) -> np.ndarray:
     """Returns float64 [number, tasks]: random shares whose mean is nearly `around`.
 
-    Source: RegMix, section 3.1, draws from Dirichlet distributions around the domains' shares.
+    Source: RegMix draws from Dirichlet distributions around the domains' shares of the tokens.
       Differences: one concentration, the number of tasks, which makes draws around equal shares
       uniform.
     """
@@ -77,16 +114,16 @@ class MixtureFit:
     form: Form
     shares: np.ndarray  # float64 [runs, tasks], of the runs
     losses: np.ndarray  # float64 [runs], means over the fitted tasks
-    laws: np.ndarray  # float64 [laws, 1 + tasks]: c and t
+    laws: np.ndarray  # float64 [laws, constants]
     left_out: np.ndarray  # float64 [runs], the losses predicted by fits to the other runs
-    draws: np.ndarray  # float64 [draws, laws, 1 + tasks], one fit per draw of the bootstrap
+    draws: np.ndarray  # float64 [draws, laws, constants], one fit per draw of the bootstrap
     noise: np.ndarray  # float64 [draws], a residual of the mean loss for each draw
 
     def at(self, shares: np.ndarray) -> tuple[float, float, float]:
         """Returns the (loss, low, high) of a run of a mixture, noise included."""
         drawn = [self.form.mean(laws, shares) for laws in self.draws] + self.noise
         low, high = np.percentile(drawn, (2.5, 97.5))
-        return float(self.form.mean(self.laws, shares)), float(low), float(high)
+        return self.form.mean(self.laws, shares), float(low), float(high)
 
     @property
     def error(self) -> float:
@@ -135,7 +172,8 @@ def fit(form: Form, shares: np.ndarray, losses: np.ndarray, draws: int = 200) ->
     Raises UserError if there are too few mixtures, or shares that depend on each other.
     """
     runs, tasks = shares.shape
-    least = 2 * (tasks + 1)
+    constants = len(form.scalars) + tasks
+    least = 2 * constants
     if len(np.unique(shares, axis=0)) < least:
         raise UserError(
             f"{len(np.unique(shares, axis=0))} mixtures cannot identify a law of {tasks} tasks: "
@@ -154,9 +192,9 @@ def fit(form: Form, shares: np.ndarray, losses: np.ndarray, draws: int = 200) ->
     left_out = [
         form.mean(refitted(kept, losses[kept]), shares[run]) for run, kept in enumerate(rest)
     ]
-    fitted = form.at(laws, shares)
+    fitted = form.at(laws, shares[:, None])
     # Residuals of a fit are smaller than the noise, by the constants that it has used.
-    residuals = (losses - fitted) * np.sqrt(runs / (runs - tasks - 1))
+    residuals = (losses - fitted) * np.sqrt(runs / (runs - constants))
     random = np.random.default_rng(0)
     drawn = [
         refitted(every, fitted + residuals[random.integers(0, runs, runs)]) for _ in range(draws)
@@ -167,23 +205,20 @@ def fit(form: Form, shares: np.ndarray, losses: np.ndarray, draws: int = 200) ->
 
 
 def _fitted(form: Form, shares: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Returns c and t of one task's law, the best of several starts."""
-    found = []
-    for part in _STARTS:
-        c = part * losses.min()
-        t = np.linalg.lstsq(form.f(shares), form.inverse(losses - c))[0]
-        found.append(_minimum(form, np.append(c, t), shares, losses))
+    """Returns the constants of one task's law, the best of several starts."""
+    found = [_minimum(form, start, shares, losses) for start in form.starts(shares, losses)]
     return min(found, key=lambda result: float(result.cost)).x
 
 
 def _minimum(form: Form, start: np.ndarray, shares: np.ndarray, losses: np.ndarray) -> Any:
-    """Returns scipy's result for one law; no loss is below 0, nor is c."""
-    lowest = np.append(0.0, np.full(len(start) - 1, -np.inf))
-    f, ones = form.f(shares), np.ones((len(shares), 1))
+    """Returns scipy's result for one law."""
+    *scalars, others = form.lowest
+    lowest = np.array([*scalars, *[others] * shares.shape[1]])
     return optimize.least_squares(
-        lambda law: law[0] + form.link(f @ law[1:]) - losses,
+        lambda law: form.at(law, shares) - losses,
         np.maximum(start, lowest + 1e-6),
-        lambda law: np.hstack([ones, form.slope(f @ law[1:])[:, None] * f]),
+        lambda law: form.slopes(law, shares),
         bounds=(lowest, np.inf),
-        max_nfev=200,
+        ftol=1e-6,
+        max_nfev=100,
     )

@@ -15,6 +15,8 @@ from tests.support import in_process
 from tests.support.processes import completed
 
 TASKS = ("docs_full_lm", "code_full_lm", "en_full_lm", "ro_full_lm")
+# The other law takes seconds.
+FORM = "--form=exponential"
 AROUND = "docs_full_lm=0.22,code_full_lm=0.45,en_full_lm=0.15,ro_full_lm=0.18"
 # c and t of each task: its own share lowers its loss most.
 LAWS = np.array(
@@ -28,11 +30,11 @@ LAWS = np.array(
 NOISE = 0.005
 
 
-EXPONENTIAL, LOGARITHMIC = (mixture.FORMS[name] for name in ("exponential", "logarithmic"))
+EXPONENTIAL, POWER = (mixture.FORMS[name] for name in ("exponential", "power"))
 
 
-def losses(shares, noise=NOISE, form=EXPONENTIAL):
-    exact = form.at(LAWS, shares)
+def losses(shares, noise=NOISE, form=EXPONENTIAL, laws=LAWS):
+    exact = form.at(laws, shares[:, None])
     return exact + np.random.default_rng(1).normal(0, noise, exact.shape)
 
 
@@ -69,17 +71,24 @@ def test_a_known_law_is_found_again(drawn):
     assert (low <= best).all()
     assert (best <= high).all()
     value, below, above = found.at(best)
-    assert below < losses(best, noise=0).mean() < above
+    assert below < losses(best[None], noise=0).mean() < above
     assert value == pytest.approx(exact.min(), abs=2 * NOISE)
     assert above - below < 8 * NOISE
 
 
-def test_the_best_mixture_of_logarithms(drawn):
-    """The minimum of Σ t_j ln r_j has shares in proportion to -t_j, summed over the targets."""
-    found = mixture.fit(LOGARITHMIC, drawn, losses(drawn, form=LOGARITHMIC), draws=5)
-    np.testing.assert_allclose(found.laws, LAWS, atol=0.02)
-    total = LAWS[:, 1:].sum(axis=0)
-    np.testing.assert_allclose(found.best()[0], total / total.sum(), atol=0.01)
+def test_a_power_law_of_effective_tokens_is_found_again(drawn):
+    """A token of another task counts a tenth: then no task's share can be left to the others."""
+    a = 4 * (0.1 + 0.9 * np.eye(4))
+    laws = np.column_stack([[1.0, 1.5, 2.0, 1.2], np.full(4, 0.5), a])
+    found = mixture.fit(POWER, drawn, losses(drawn, NOISE / 10, POWER, laws), draws=5)
+    assert found.refusal == ""
+    np.testing.assert_allclose(found.laws[:, 0], laws[:, 0], atol=0.1)
+    share = found.laws[:, 2:] / np.diag(found.laws[:, 2:])[:, None]
+    np.testing.assert_allclose(share, a / 4, atol=0.05)
+    # All tasks fall alike, so their best shares are equal.
+    np.testing.assert_allclose(found.best()[0], 0.25, atol=0.01)
+    worse = mixture.fit(EXPONENTIAL, drawn, losses(drawn, NOISE / 10, POWER, laws), draws=5)
+    assert worse.error > 2 * found.error
 
 
 def test_mixtures_that_identify_nothing_are_refused(drawn):
@@ -114,7 +123,7 @@ def test_a_search_is_printed_and_compared(drawn, tmp_path):
     done = write(tmp_path / "done", drawn, losses(drawn))
     unseen = np.tile(mixture.draw(np.ones(4), 1, seed=7), (3, 1))
     test = write(tmp_path / "test", unseen, losses(unseen))
-    found = mixtures("fit", done, "--metric=loss", f"--against={test}")
+    found = mixtures("fit", done, "--metric=loss", FORM, f"--against={test}")
     assert found.returncode == 0, found.stderr
     assert "24 mixtures" in found.stdout
     assert "| t of ro_full_lm" in found.stdout
@@ -122,7 +131,7 @@ def test_a_search_is_printed_and_compared(drawn, tmp_path):
     assert mixed(unseen[0])[:14] in row
     assert abs(float(row.split("|")[-2])) < 2 * NOISE
     # With one target its own task is best; no share leaves its range in the runs.
-    one = mixtures("fit", done, "--metric=loss", "--targets=en_full_lm").stdout
+    one = mixtures("fit", done, "--metric=loss", FORM, "--targets=en_full_lm").stdout
     assert "mean of en_full_lm:" in one
     assert f"| {drawn[:, 2].max():.4f} |" in one
 
@@ -135,22 +144,24 @@ def test_mistakes_are_one_line(drawn, tmp_path):
     refused("nowhere is not the folder of a sweep", "fit", "nowhere")
     refused("--metric=accuracy is better when higher", "fit", done, "--metric=accuracy")
     refused("--metric=docs_full_lm/bits_per_byte: these tasks do not have", "fit", done)
-    refused("--metric=x_ul2/loss: these tasks", "fit", done, "--metric=loss", "--targets=x_ul2")
+    refused(
+        "--metric=x_ul2/loss: these tasks", "fit", done, "--metric=loss", FORM, "--targets=x_ul2"
+    )
     noisy = write(tmp_path / "noisy", drawn, losses(drawn, noise=0.15))
-    refused("do not identify the law", "fit", noisy, "--metric=loss")
+    refused("do not identify the law", "fit", noisy, "--metric=loss", FORM)
     text = (done / "results.jsonl").read_text()
     first, rest = text.split("\n", 1)
     other = first.replace("ro_full_lm", "x_full_lm")
     (done / "results.jsonl").write_text(f"{other}\n{rest}")
-    refused("en_full_lm, ro_full_lm, not docs_full_lm, code", "fit", done, "--metric=loss")
+    refused("en_full_lm, ro_full_lm, not docs_full_lm, code", "fit", done, "--metric=loss", FORM)
     (done / "results.jsonl").write_text(re.sub(r'/loss": [0-9.]+', '/loss": "nan"', first))
-    refused("has docs_full_lm/loss nan", "fit", done, "--metric=loss")
+    refused("has docs_full_lm/loss nan", "fit", done, "--metric=loss", FORM)
     (done / "results.jsonl").write_text(text.replace('"task":', '"preset":'))
-    refused("must have the axis task alone", "fit", done, "--metric=loss")
+    refused("must have the axis task alone", "fit", done, "--metric=loss", FORM)
 
 
 def test_the_file_holds_what_the_command_draws():
-    drawn = mixtures("draw", AROUND, "--number=24").stdout.strip().split(";")
+    drawn = mixtures("draw", AROUND).stdout.strip().split(";")
     assert [each.label for each in definition.read("mixtures").axis("task").choices] == drawn
     assert mixtures("draw", AROUND, "--number=1", "--seed=1").stdout.strip() not in drawn
 
@@ -190,7 +201,7 @@ def test_a_search_from_draws_to_comparison(tmp_path):
             folder.mkdir(exist_ok=True)
             (folder / f"{split}.txt").write_text("\n".join(of_split))
     (tmp_path / "tiny.toml").write_text(SWEEP)
-    drawn = mixtures("draw", "words_full_lm=1,numbers_full_lm=1", "--number=6").stdout.strip()
+    drawn = mixtures("draw", "words_full_lm=1,numbers_full_lm=1", "--number=8").stdout.strip()
     corpora = [
         f"--{name}=text:{tmp_path}/{name}/*.txt?split=train" for name in ("words", "numbers")
     ]
@@ -199,6 +210,6 @@ def test_a_search_from_draws_to_comparison(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = mixtures("fit", tmp_path / "done", f"--against={tmp_path}/done")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "6 mixtures" in found.stdout
-    differences = [float(row.split("|")[-2]) for row in found.stdout.splitlines()[-6:]]
+    assert "8 mixtures" in found.stdout
+    differences = [float(row.split("|")[-2]) for row in found.stdout.splitlines()[-8:]]
     assert max(map(abs, differences)) < 0.1
