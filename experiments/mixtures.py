@@ -103,8 +103,8 @@ def _fit(flags: Flags) -> None:
         for form in ([flags.form] if flags.form else _FORMS)
     }
     found = min(fits.values(), key=lambda each: each.error)
-    print(f"{len(runs)} mixtures; {metric}, mean of {', '.join(targets)}: standard deviation "
-          f"{found.losses.std():.4f}\n")  # fmt: skip
+    print(f"{len(runs)} mixtures; {metric}, mean of {', '.join(targets)}: ", end="")
+    print(f"standard deviation {found.losses.std():.4f}")
     rows = [[each.error, each.rank_correlation] for each in fits.values()]
     _print(("law", "error of mixtures left out", "rank correlation"), [*fits], rows)
     if found.refusal:

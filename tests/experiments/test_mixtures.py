@@ -73,7 +73,8 @@ def test_a_known_law_is_found_again(drawn):
     value, below, above = found.at(best)
     assert below < losses(best[None], noise=0).mean() < above
     assert value == pytest.approx(exact.min(), abs=2 * NOISE)
-    assert above - below < 8 * NOISE
+    # The mean of four losses has half the noise of one; 95 % are within twice that.
+    assert 1.5 * NOISE < above - below < 4 * NOISE
 
 
 def test_a_power_law_of_effective_tokens_is_found_again(drawn):
