@@ -44,14 +44,16 @@ class Form:
         return float(self.at(laws, shares).mean())
 
 
+def _exp(values: np.ndarray) -> np.ndarray:
+    return np.exp(np.minimum(values, _LARGEST))
+
+
 def _exponential(laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    grown = (laws[..., 1:] * shares).sum(axis=-1)
-    return laws[..., 0] + np.exp(np.minimum(grown, _LARGEST))
+    return laws[..., 0] + _exp((laws[..., 1:] * shares).sum(axis=-1))
 
 
 def _exponential_slopes(law: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    grown = np.exp(np.minimum(shares @ law[1:], _LARGEST))
-    return np.column_stack([np.ones(len(shares)), grown[:, None] * shares])
+    return np.column_stack([np.ones(len(shares)), _exp(shares @ law[1:])[:, None] * shares])
 
 
 def _exponential_starts(shares: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
@@ -63,15 +65,15 @@ def _exponential_starts(shares: np.ndarray, losses: np.ndarray) -> list[np.ndarr
 
 
 def _power(laws: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    effective = (laws[..., 2:] * shares).sum(axis=-1)
-    return laws[..., 0] + effective ** -laws[..., 1]
+    tokens = np.log((laws[..., 2:] * shares).sum(axis=-1))
+    return laws[..., 0] + _exp(-laws[..., 1] * tokens)
 
 
 def _power_slopes(law: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    effective = shares @ law[2:]
-    fall = effective ** -law[1]
-    by_share = (-law[1] * fall / effective)[:, None] * shares
-    return np.column_stack([np.ones(len(shares)), -np.log(effective) * fall, by_share])
+    tokens = shares @ law[2:]
+    above = _exp(-law[1] * np.log(tokens))
+    by_a = (-law[1] * above / tokens)[:, None] * shares
+    return np.column_stack([np.ones(len(shares)), -np.log(tokens) * above, by_a])
 
 
 def _power_starts(shares: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
@@ -83,7 +85,7 @@ def _power_starts(shares: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
 
 
 # Shares add up to 1, so a factor would be redundant in both. Source: Ye et al. 2024
-# (arXiv:2403.16952), equation 6, for the exponential; the power law of tokens is that of Kaplan et
+# (arXiv:2403.16952) for the exponential; the power law of tokens is that of Kaplan et
 # al. 2020 (arXiv:2001.08361), where a task's token counts as a_j tokens of the target, as in
 # Hernandez et al. 2021 (arXiv:2102.01293).
 FORMS: Mapping[str, Form] = {
@@ -174,10 +176,9 @@ def fit(form: Form, shares: np.ndarray, losses: np.ndarray, draws: int = 200) ->
     runs, tasks = shares.shape
     constants = len(form.scalars) + tasks
     least = 2 * constants
-    if len(np.unique(shares, axis=0)) < least:
+    if (different := len(np.unique(shares, axis=0))) < least:
         raise UserError(
-            f"{len(np.unique(shares, axis=0))} mixtures cannot identify a law of {tasks} tasks: "
-            f"give {least}"
+            f"{different} mixtures cannot identify a law of {tasks} tasks: give {least}"
         )
     if np.linalg.matrix_rank(shares, tol=1e-3 * runs) < tasks:
         raise UserError("shares of the mixtures depend on each other: draw them at random")
