@@ -1,1 +1,1 @@
-"""Scaling laws: fits of losses over steps, parameters and tokens, with intervals."""
+"""Laws: fits of losses over steps, parameters and tokens, and mixtures, with intervals."""
