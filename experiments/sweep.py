@@ -145,7 +145,8 @@ def _sweep(flags: Flags) -> Sweep:
 
 
 def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
-    if "=" not in text:
+    labels = [each.label for each in sweep.axes[0].choices] if len(sweep.axes) == 1 else []
+    if "=" not in text or text in labels:
         if not sweep.axes:
             raise UserError(f"--baseline={text}: there is no --axis whose values can be compared")
         if len(sweep.axes) != 1:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from experiments import sweep as sweep_command
 from experiments.sweeps import cells, definition
 from experiments.sweeps.definition import FILES, Sweep
 from tasks.terminal.command_line import UserError
@@ -112,6 +113,12 @@ def test_flags_change_parameters_and_fields_but_no_axis(tmp_path):
     assert [each.label for each in fewer.axes[0].choices] == ["alibi"]
     listed = definition.with_axis(Sweep("s"), "model.mlp_activations=relu;gelu,linear")
     assert [each.label for each in listed.axes[0].choices] == ["relu", "gelu,linear"]
+
+
+def test_a_baseline_may_be_rates_of_a_mixture():
+    axis = "--axis=task=a_ul2=0.5,b_ul2=0.5;a_ul2=1"
+    made = sweep_command.defined([axis, "--baseline=a_ul2=0.5,b_ul2=0.5", "--preset=t5_1_1_tiny"])
+    assert made.baseline == {"task": "a_ul2=0.5,b_ul2=0.5"}
 
 
 @pytest.mark.parametrize(
