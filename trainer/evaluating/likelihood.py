@@ -5,7 +5,7 @@ Dimensions: B rows of a batch, L positions, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,17 +20,25 @@ from trainer.engine.step import used_parameters
 from trainer.model.transformer import Batch, build_model, run_model
 
 
-def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
-    """Returns the jitted (params, batch) -> (log likelihoods of targets in nats, their weights).
+class OfRows(NamedTuple):
+    """What a model says of the targets of each row."""
 
-    Both are float32 [B]. `params` are the model's own, as returned by `Program.merged`.
+    log_B: jax.Array  # float32, log likelihoods in nats
+    weights_B: jax.Array  # float32, sums of the targets' weights
+    greedy_B: jax.Array  # bool, True if every weighted target is the most likely token
+
+
+def of_rows(program: Program) -> Callable[[Any, Batch], OfRows]:
+    """Returns the jitted (params, batch) -> `OfRows`.
+
+    `params` are the model's own, as returned by `Program.merged`.
     """
     model, mesh = build_model(program.spec), program.mesh
 
     @partial(
         jax.jit, in_shardings=(program.model_shardings, rows(mesh)), out_shardings=replicated(mesh)
     )
-    def likelihoods(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def likelihoods(params: Any, batch: Batch) -> OfRows:
         with tracing_on(mesh, program.rules):
             output = run_model(model, used_parameters(model, params, program.shares), batch)
         logits_BLV: Any = getattr(output, "logits_BLV", output)
@@ -38,7 +46,8 @@ def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Arr
         targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
         log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
         weights_B = jnp.sum(weights_BL, axis=-1).astype(jnp.float32)
-        return jnp.sum(log_BL * weights_BL, axis=-1), weights_B
+        right_BL = (jnp.argmax(log_BLV, axis=-1) == targets_BL) | (weights_BL == 0)
+        return OfRows(jnp.sum(log_BL * weights_BL, axis=-1), weights_B, jnp.all(right_BL, axis=-1))
 
     return likelihoods
 
@@ -60,6 +69,6 @@ class Likelihood:
         for first in range(0, len(pairs), self._size):
             some = pairs[first : first + self._size]
             batch = pad_rows(rows_of(some, self._converter), self._size)
-            log_B, _ = self._of_rows(params, put_batch(batch, self._mesh))
-            found.append(np.asarray(log_B, np.float64)[: len(some)])
+            made = self._of_rows(params, put_batch(batch, self._mesh))
+            found.append(np.asarray(made.log_B, np.float64)[: len(some)])
         return np.concatenate(found)

@@ -123,7 +123,7 @@ def _losses(program: Program) -> Any:
         found = []
         for some_W in np.split(indices_W, range(size, len(indices_W), size)):
             batch = maker.make(some_W, noise.evaluation_keys(seed, some_W))
-            log_W, weights_W = map(
+            log_W, weights_W, _ = map(
                 np.asarray, of_rows(params, put_batch(pad_rows(batch, size), mesh))
             )
             with np.errstate(invalid="ignore"):
