@@ -76,7 +76,7 @@ def run(flags: Flags) -> None:
             log_samples=flags.output is not None,
             task_manager=manager,
         )
-    except OSError as error:
+    except (ConnectionError, FileNotFoundError) as error:
         raise UserError(f"--tasks={','.join(flags.tasks)}: {error}") from error
     print(make_table(results))
     if results.get("groups"):

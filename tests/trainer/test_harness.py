@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import encode_with_sentinels
-from tests.support import in_process
+from tests.support import in_process, small_tokenizers
 from tests.support.parameters import slow_unless
 from tests.support.runs import command, finish, start
 from tests.trainer.conftest import assert_one_line, ended
 from tests.trainer.huggingface.test_export import save_run
+from tests.trainer.test_any_vocabulary import RUNS as KINDS
+from tests.trainer.test_any_vocabulary import built, run_flags
+from trainer import convert, pretrain
 from trainer.config.decoding import Decoding
 from trainer.conversion import exporting
 from trainer.engine.program import Program
@@ -113,7 +117,7 @@ def made(text_cache, tmp_path_factory):
 
 def ours(run, tasks, tmp_path, *flags):
     """Returns the results of the command, which prints their table."""
-    output = tmp_path / "results.json"
+    output = tmp_path / f"{Path(run).name}.json"
     given = (f"--include_path={tasks}", f"--output={output}", "--batch_size=4", *flags)
     done = in_process.run("trainer.harness", f"--model_dir={run}", f"--tasks={NAMES}", *given)
     assert done.returncode == 0, done.stderr
@@ -249,6 +253,30 @@ def test_four_devices_score_as_one(made, tasks, tmp_path, kind):
     devices = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     finish([start(words, env=os.environ | {"XLA_FLAGS": devices})])
     assert_agree(ours(run, tasks, tmp_path), json.loads(output.read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama3", "gpt2", "byte"])
+def test_vocabularies_without_padding_and_converted_folders(kind, tasks, tmp_path):
+    documents = small_tokenizers.documents(100)
+    lines = (json.dumps({"id": str(n), "text": text}) for n, text in enumerate(documents))
+    (tmp_path / "documents.jsonl").write_text("\n".join(lines))
+    preset, objective = KINDS[kind]
+    corpus = f"json:{tmp_path}/documents.jsonl"
+    run, exported, back = (f"{tmp_path}/{name}" for name in ("model", "exported", "back"))
+    cache, path, _ = built(tmp_path, kind, objective, documents, corpus)
+    assert pretrain.main([f"--preset={preset}", *run_flags(kind, cache, tmp_path)]) == 0
+    exporting.export(run, exported)
+    vocabulary = (f"--vocabulary={path}", "--extra_ids=40")
+    given = (f"--from={exported}", f"--to={back}", "--format=palimpsest")
+    assert convert.main([*given, *vocabulary]) == 0
+    encodes = objective == "span_corruption"
+    form = ["--form=targets"] if encodes else []
+    length = [] if encodes else ["--max_length=40"]  # a folder does not know training's
+    mine = ours(run, tasks, tmp_path, *form)
+    hf = theirs(exported, tasks, **_untied(exported) if encodes else {})
+    assert_agree(mine, hf, "questions,answers", longer=encodes)
+    assert_agree(ours(back, tasks, tmp_path, *length, *form), mine)
 
 
 @pytest.fixture

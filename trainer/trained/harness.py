@@ -60,7 +60,7 @@ class Palimpsest(TemplateLM):
     tokens of each side, which are cut from the left; None is the longest row of training.
 
     Differences: the text of a rolling likelihood is without BOS, which `hf` scores unless it gets
-    `add_bos_token=False`; a context that is cut before generation keeps its first id.
+    `add_bos_token=False`; a context that is cut before generation keeps the start id.
     """
 
     def __init__(
@@ -93,11 +93,8 @@ class Palimpsest(TemplateLM):
         # lm_eval's names for a context that is encoded with its continuation, or alone.
         self.backend = "seq2seq" if self._reads.ends else "causal"
         self._spans = _form(run, form, self._reads.ends) == SPAN
-        self._gap = (
-            encode_with_sentinels(self._vocabulary, sentinel_piece(0)).tolist()
-            if self._spans
-            else []
-        )
+        gap = sentinel_piece(0) if self._spans else ""
+        self._gap = encode_with_sentinels(self._vocabulary, gap).tolist()
         self._special = self._vocabulary.special.starting(model.start_id)
         self.max_length = _max_length(run, max_length)
         self._program = Program(run)
@@ -198,9 +195,8 @@ class Palimpsest(TemplateLM):
             cut = get_rolling_token_windows(ids, self.prefix_token_id, most, 1)
             windows += [(number, *make_disjoint_window(pair)) for pair in cut]
         totals = [0.0] * len(requests)
-        for (number, *_), (log, _) in zip(
-            windows, self._loglikelihood_tokens(windows), strict=True
-        ):
+        scored = self._loglikelihood_tokens(windows)
+        for (number, *_), (log, _) in zip(windows, scored, strict=True):
             totals[number] += log
         return totals
 
@@ -211,9 +207,8 @@ class Palimpsest(TemplateLM):
         found: dict[int, str] = {}
         for settings, places in alike.items():
             until, decoding = self._decoding(json.loads(settings))
-            mesh, rules = self._program.mesh, self._program.rules
-            special = self._vocabulary.special
-            decoder = Decoder(self._model, decoding, mesh, rules, special)
+            program, special = self._program, self._vocabulary.special
+            decoder = Decoder(self._model, decoding, program.mesh, program.rules, special)
             room = self.max_length - (0 if self._encodes else decoding.max_new_tokens)
             if room < 1:
                 raise UserError(
