@@ -1,8 +1,9 @@
-"""Writes pairs of phrases to train on: without and with their diacritics or capitals.
+"""Writes pairs of phrases to train on: without and with their diacritics, capitals or spaces.
 
     python -m experiments.pairs --corpus='parquet:DATA/ro_*.parquet' --undo=diacritics --output=DIR
 
-Writes train.jsonl and validation.jsonl of {"inputs", "targets"}; no text is in both.
+Writes train.jsonl and validation.jsonl of {"inputs", "targets"}; no text is in both. Prints the
+character error rate of returning the inputs.
 """
 
 import dataclasses
@@ -14,10 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, field
-
-# Words per example, at least one of which has something to lose.
-_WORDS = 2
+from tasks.terminal.fields import REQUIRED, at_least, field
 
 
 def without_diacritics(text: str) -> str:
@@ -26,7 +24,16 @@ def without_diacritics(text: str) -> str:
     return "".join(each for each in parts if not unicodedata.combining(each))
 
 
-LOSSES: Mapping[str, Callable[[str], str]] = {"diacritics": without_diacritics, "case": str.lower}
+def without_spaces(text: str) -> str:
+    """Removes spaces."""
+    return text.replace(" ", "")
+
+
+LOSSES: Mapping[str, Callable[[str], str]] = {
+    "diacritics": without_diacritics,
+    "case": str.lower,
+    "spaces": without_spaces,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,9 @@ class Flags:
 
     corpus: str = field(REQUIRED, "texts, as in pipeline.build", metavar="SPEC")
     undo: str = field("diacritics", "what to remove from the inputs", choices=tuple(LOSSES))
+    words: int = field(
+        2, "words of a phrase, at least one with something to lose", rule=at_least(1)
+    )
     output: str = field(REQUIRED, "folder for the pairs", metavar="DIR")
 
 
@@ -42,6 +52,7 @@ def run(flags: Flags) -> None:
     """Writes the pairs for both splits of a corpus unless they already exist."""
     if files.exists(files.join(flags.output, "train.jsonl")):
         return
+    from tasks.metrics import errors
     from tasks.reading import sources
 
     lose = LOSSES[flags.undo]
@@ -50,7 +61,7 @@ def run(flags: Flags) -> None:
     for piece in found.pieces:
         for split, batch in sources.read(found, piece):
             for text in batch.column("text").to_pylist():
-                by_split[split] += _phrases(text or "", lose)
+                by_split[split] += _phrases(text or "", lose, flags.words)
     held_out = set(by_split["validation"])
     by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
     os.makedirs(flags.output, exist_ok=True)
@@ -62,12 +73,15 @@ def run(flags: Flags) -> None:
             for text in dict.fromkeys(phrases)
         )
         files.write_bytes(files.join(flags.output, f"{split}.jsonl"), "".join(lines).encode())
+    copied = [lose(text) for text in by_split["validation"]]
+    (rate,) = errors.character_error_rate(by_split["validation"], copied).values()
+    print(f"{flags.output}: inputs as they are have a character error rate of {rate:.1f} %")
 
 
-def _phrases(text: str, lose: Callable[[str], str]) -> Iterator[str]:
+def _phrases(text: str, lose: Callable[[str], str], count: int) -> Iterator[str]:
     words = unicodedata.normalize("NFC", text).split()
-    for first in range(0, len(words) - _WORDS + 1, _WORDS):
-        phrase = " ".join(words[first : first + _WORDS])
+    for first in range(0, len(words) - count + 1, count):
+        phrase = " ".join(words[first : first + count])
         if lose(phrase) != phrase:
             yield phrase
 

@@ -25,6 +25,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "adopt": "pipeline.adopt",
         "cache report": "pipeline.report",
         "write_pairs": "tasks.write_pairs",
+        "make_questions": "tasks.make_questions",
         "beam worker_pool": "pipeline.worker_pool",
         "beam job_service": "pipeline.job_service",
     },

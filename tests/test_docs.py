@@ -60,6 +60,7 @@ def refused(module, words):
 
         # Commands before it make the folder that its runs start from.
         words = [re.sub("^--parent=.*", f"--parent={parents.decoder()}", word) for word in words]
+        words = [re.sub("^--model=.*", f"--model={parents.run()}", word) for word in words]
         cells.plan(sweep.defined(words), "/somewhere")
         return ""
     if module.startswith("benchmarks") or module.startswith("tests"):

@@ -1,7 +1,8 @@
-"""Evaluates checkpoints of a run on a whole split.
+"""Evaluates checkpoints of a run on a whole split, or by a suite of questions.
 
     python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--task=TASK] \\
         [--split=SPLIT] [--metrics=NAME,NAME] [--plot=FILE.png]
+    python -m trainer.evaluate --model_dir=DIR --suite=english,FILE.jsonl,SPEC
 
 The metrics are added to MODEL_DIR/evaluation.json unless --output names a file.
 """
@@ -21,9 +22,14 @@ def evaluated(flags: EvaluateFlags) -> dict[int, dict[str, dict[str, float]]]:
             _check_output(flag, path)
 
     from trainer.engine import processes
-    from trainer.evaluating import whole_splits
 
     with processes.joined(flags.processes):
+        if flags.suite is not None:
+            from trainer.trained import suites
+
+            return suites.evaluate(flags)
+        from trainer.evaluating import whole_splits
+
         return whole_splits.evaluate(flags)
 
 

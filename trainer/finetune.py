@@ -17,7 +17,7 @@ _RECIPE = "t5x_finetune"
 def run(flags: Any) -> int:
     """Trains, or prints the configuration on request."""
     from trainer import training
-    from trainer.config import from_flags, from_transformers
+    from trainer.config import from_flags
     from trainer.config.optimizer import recipe
 
     source = flags.run.values.get("init_from")
@@ -33,10 +33,6 @@ def run(flags: Any) -> int:
         "init_from_state": False,
     }
     settings = from_flags.Settings("fine-tuning", values)
-    if not (flags.run.values.get("preset") or from_transformers.is_folder(source)):
-        model = from_flags.model_of_run(source, flags.run.values.get("model_dir"))
-        settings = settings._replace(model=model)
-        flags.run.values["preset"] = source
     return training.start(*from_flags.configured(flags, settings), flags.print_config)
 
 

@@ -117,7 +117,7 @@ def _cell(
     for choice in choices:
         for name, value in choice.settings.items():
             (given if name in sweep.parameters else base)[name] = value
-    parameters = {OUTPUT: output}
+    parameters = {OUTPUT: output, "seed": str(seed)}
     for name, value in given.items():  # a value may name earlier parameters in braces
         parameters[name] = filled(value, parameters)
     stages = [_stage("trainer.pretrain", base, parameters, seed, {})]

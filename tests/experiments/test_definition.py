@@ -15,9 +15,10 @@ NAMES = sorted(path.stem for path in FILES.glob("*.toml"))
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_makes_cells_that_differ(name):
     sweep = definition.read(name)
-    if "parent" in sweep.parameters:
-        parameters = {**sweep.parameters, "parent": parents.decoder()}
-        sweep = dataclasses.replace(sweep, parameters=parameters)
+    for parameter, make in (("parent", parents.decoder), ("model", parents.run)):
+        if parameter in sweep.parameters:
+            parameters = {**sweep.parameters, parameter: make()}
+            sweep = dataclasses.replace(sweep, parameters=parameters)
     planned = cells.plan(sweep, "/somewhere")
     assert len(planned) == len(sweep.seeds) * sum(1 for _ in sweep.combinations())
     assert sweep.title
@@ -28,7 +29,8 @@ def test_every_experiment_makes_cells_that_differ(name):
     }
     assert len(commands) == len(planned) / len(sweep.seeds)
     modules = {command[0] for cell in planned for command in cell.prepare}
-    assert modules <= {"vocab.train", "pipeline.build", "experiments.pairs"}
+    own = {"experiments.pairs", "experiments.few_pairs"}
+    assert modules <= {"vocab.train", "pipeline.build", *own}
     page = FILES.parents[1] / "docs/experiments"
     assert any(f"experiments.sweep {name} " in each.read_text() for each in page.glob("*.md"))
 

@@ -1,4 +1,4 @@
-"""A folder of transformers that a sweep's runs start from."""
+"""Folders that a sweep's runs start from."""
 
 import functools
 import json
@@ -6,6 +6,7 @@ import pathlib
 import tempfile
 from dataclasses import replace
 
+from trainer.config import Config, save_config
 from trainer.config.presets import model_preset
 from trainer.huggingface import configs
 
@@ -17,4 +18,12 @@ def decoder() -> str:
     model = replace(model_preset("llama_mini"), family="gemma", norm_placement="sandwich")
     path = pathlib.Path(folder, "config.json")
     path.write_text(json.dumps(configs.to_config(model, 128)))
+    return folder
+
+
+@functools.cache
+def run() -> str:
+    """Returns the folder of a run of ours with its configuration, without checkpoints."""
+    folder = tempfile.mkdtemp(prefix="palimpsest_run_")
+    save_config(Config("t5_1_1_tiny", model_preset("t5_1_1_tiny"), model_dir=folder), {}, {})
     return folder

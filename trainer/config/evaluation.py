@@ -31,7 +31,7 @@ LOWER_IS_BETTER = {
     **dict.fromkeys(("loss", "training_loss", "perplexity", "bits_per_byte"), True),
     **dict.fromkeys(("word_perplexity", "order_loss", "auxiliary_loss", "dropped_tokens"), True),
     **dict.fromkeys(("accuracy", "sequence_accuracy", "order_accuracy"), False),
-    **{"probe_perplexity": True, "probe_accuracy": False},
+    **{"suite_accuracy": False, "suite_bits_per_byte": True},
 }
 _WATCHED = (
     f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, TASK/METRIC for one "
@@ -121,8 +121,8 @@ class EvaluationConfig:
     )
     examples: int | None = field(
         None,
-        "maximum number of examples per task to generate text for, from the start of the split; "
-        "None: the whole split",
+        "maximum number of examples per task to generate text for, from the start of the split, "
+        "and of questions per set of the suite; None: all",
         rule=at_least(1),
     )
     decoding: Decoding = field(
@@ -133,10 +133,11 @@ class EvaluationConfig:
             "prefix": "on prompts, which are read like the task's inputs in training",
         },
     )
-    probes: str | None = field(
+    suite: str | None = field(
         None,
-        'JSON lines of probes to score at each evaluation: {"text": …} for its perplexity, '
-        '{"cloze": "… {} …", "choices": […], "answer": 0} for the most likely choice',
+        "questions to answer at each evaluation, such as english,FILE.jsonl (docs/evaluating.md)",
+        joined=",",
+        aliases=("probes",),
     )
 
     def __post_init__(self) -> None:
@@ -218,10 +219,14 @@ class EvaluateFlags:
     supervised: str | None = field(None, "T5 task, such as glue_mrpc, that judges predictions")
     examples: int | None = field(
         None,
-        "maximum number of examples per task to generate text for; None: the run's",
+        "maximum number of examples per task, or of questions per set; None: the run's",
         rule=at_least(1),
     )
-    probes: str | None = field(None, "JSON lines of probes (docs/finetuning.md)", metavar="FILE")
+    suite: str | None = field(
+        None,
+        "questions to answer, such as english,FILE.jsonl, instead of a split (docs/evaluating.md)",
+        joined=",",
+    )
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
         None,
@@ -234,9 +239,9 @@ class EvaluateFlags:
 def check_watched(config: Any) -> None:
     """Rejects watched metrics that are never evaluated, where this is clear without the data."""
     evaluation = config.evaluation
-    # Metrics of tasks, user modules and probes are known only after these are loaded.
+    # Metrics of tasks, user modules and suites are known only after these are loaded.
     others = config.reads_seqio or not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
-    others |= any((config.task_module, evaluation.probes, evaluation.supervised))
+    others |= any((config.task_module, evaluation.suite, evaluation.supervised))
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
     for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
         watched = operator.attrgetter(path)(config)
@@ -245,6 +250,6 @@ def check_watched(config: Any) -> None:
         rule = "unset without evaluations: set evaluation.every_steps above 0"
         require(evaluation.every_steps > 0, f"Config.{path}", watched, rule)
         name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
-        rule = f"{one_of(known)}; others need evaluation.metrics or evaluation.probes"
+        rule = f"{one_of(known)}; others need evaluation.metrics or evaluation.suite"
         may_be = others and name != "" and ":" not in name
         require(name in known or may_be, f"Config.{path}", watched, rule)

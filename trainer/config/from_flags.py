@@ -232,9 +232,15 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
         if flags.run.values.get("branch_from"):
             preset, settings = _of_branch(flags.run, settings)
         preset = preset or from_transformers.named_folder(flags.run)
+        source = flags.run.values.get("init_from") or ""
+        theirs = from_transformers.is_of_transformers(source)
+        if not preset and source and not theirs:
+            settings = settings or Settings("", {})
+            settings = settings._replace(
+                model=model_of_run(source, flags.run.values.get("model_dir"))
+            )
+            preset = flags.run.values["preset"] = source
         if not preset:
-            source = flags.run.values.get("init_from") or ""
-            theirs = from_transformers.is_of_transformers(source)
             hint = f" (did you mean --init_from=hf:{source}?)" if theirs else ""
             raise UserError(f"--preset or --gin_file is missing{hint}")
         config, origins = build_config(preset, flags.run, flags.optimizer_preset, settings)

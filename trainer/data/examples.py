@@ -12,7 +12,7 @@ import numpy as np
 from tasks.inspection import decode
 from tasks.metrics import metric
 from tasks.metrics.metric import Metric
-from tasks.objectives import Examples
+from tasks.objectives import Examples, noise
 from tasks.supervised.template import Supervised
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
@@ -166,11 +166,20 @@ def _before_eos(tokens: np.ndarray, eos: int) -> np.ndarray:
 
 
 def rows_of(pairs: Sequence[tuple[np.ndarray, np.ndarray]], converter: Converter) -> Batch:
-    """Returns the features of (inputs, targets), one example per row; truncates longer sides."""
+    """Returns the features of (inputs, targets), one example per row; truncates longer sides.
+
+    An encoder predicts all of its targets, in one segment.
+    """
     lengths = converter.lengths
-    examples: Examples = {"targets": _padded([pair[1][: lengths.targets] for pair in pairs])}
+    targets_WN, lengths_W = _padded([pair[1][: lengths.targets] for pair in pairs])
+    examples: Examples = {"targets": (targets_WN, lengths_W)}
     if lengths.inputs:
         examples["inputs"] = _padded([pair[0][: lengths.inputs] for pair in pairs])
+    if "segments" in converter.features:
+        ones_WN = noise.within(lengths_W, targets_WN.shape[1]).astype(np.int32)
+        unordered = np.zeros((len(pairs), 1), np.int32), np.ones(len(pairs), np.int64)
+        one = ones_WN, lengths_W
+        examples |= {"weights": one, "segments": one, "order": unordered}
     return converter(examples)
 
 

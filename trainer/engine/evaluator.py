@@ -23,7 +23,7 @@ from trainer.engine.sharding import put_batch
 # Metrics of the evaluation step that are reported as means under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
 
-# All metrics of an `Evaluator`; text metrics and probe metrics have different names.
+# All metrics of an `Evaluator`; metrics of text and of suites have different names.
 TOKEN_METRICS = frozenset(
     {
         *("loss", "perplexity", "accuracy", "unigram_entropy", "bits_per_byte", "word_perplexity"),

@@ -5,15 +5,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tasks.metrics.metric import TEXT
+from tasks.questions import scores
 from tasks.storage import files
 from trainer.config.averages import EMA
 from trainer.config.averages import label as label_of
 from trainer.data.interface import Run
+from trainer.engine import processes
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
-from trainer.evaluating.probes import Probes
+from trainer.evaluating.suite import Suite
 
 # split -> metric -> value.
 Results = dict[str, dict[str, float]]
@@ -25,19 +27,19 @@ def _of_text(name: str) -> str:
 
 
 class Evaluation:
-    """Evaluates a split: losses, metrics of generated text if any, and probes."""
+    """Evaluates a split: losses, metrics of generated text, and a suite."""
 
     def __init__(self, run: Run, split: str, program: Program, label: str | None = None):
         """`label` names the split in results and files; by default, the split's own name."""
         config = run.config
         self._label = label or split
-        self._split, self._folder = split, files.join(config.model_dir, PREDICTIONS)
+        self._split, self._model_dir = split, config.model_dir
         self._tuning = program.tuning
         self._losses = Evaluator(run, split, program.evaluation_step, program.mesh)
         generates = bool(config.evaluation.metrics) and config.model.architecture != "encoder"
         predicting = Predicting(run, split, program) if generates else None
         self._predicting = predicting if predicting and predicting.sets else None
-        self._probes = Probes(run, program) if config.evaluation.probes else None
+        self._suite = Suite(run, program) if config.evaluation.suite else None
 
     def __call__(
         self, state: TrainState, step: int, stopping: Callable[[], bool] = lambda: False
@@ -45,7 +47,7 @@ class Evaluation:
         """Returns metrics by split for the state after `step`; None if abandoned.
 
         Those of an average that the state keeps are under "SPLIT.ema", "SPLIT.ema/TASK" and
-        "probes.ema".
+        "suite.ema/SET".
         """
         results = self.of_parameters(state.params, step, stopping)
         averaged = self._tuning.averaged(state.params, state.opt_state)
@@ -65,8 +67,9 @@ class Evaluation:
 
         `average` marks results and predictions as an average's.
 
-        Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Text metrics join
-        `Evaluator`'s under the split's name; probe metrics are under "probes".
+        Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl and the suite's answers to
+        MODEL_DIR/suite/STEP.jsonl. Text metrics join `Evaluator`'s under the split's name; the
+        suite's are under "suite/SET".
         """
 
         def marked(split: str) -> str:
@@ -77,7 +80,7 @@ class Evaluation:
             return None
         if self._predicting:
             name = re.sub(r"[^\w.-]", "_", marked(self._label))
-            output = files.join(self._folder, f"{name}_{step}.jsonl")
+            output = files.join(self._model_dir, PREDICTIONS, f"{name}_{step}.jsonl")
             found = self._predicting(params, output, stopping)
             if found is None:
                 return None
@@ -86,6 +89,12 @@ class Evaluation:
                 results.setdefault(split, {}).update(named)
         size = len(self._split)
         results = {self._label + name[size:]: values for name, values in results.items()}
-        if self._probes:
-            results |= self._probes(params)
+        if self._suite:
+            answered = self._suite(params, stopping)
+            if answered is None:
+                return None
+            name = f"{step}.{average}" if average else str(step)
+            if processes.is_first():
+                scores.write(scores.path(self._model_dir, name), answered)
+            results |= scores.results(scores.of(answered))
         return {marked(name): values for name, values in results.items()}

@@ -20,16 +20,15 @@ from trainer.engine.step import used_parameters
 from trainer.model.transformer import Batch, build_model, run_model
 
 
-class OfRows(NamedTuple):
-    """What a model says of the targets of each row."""
+class OfTargets(NamedTuple):
+    """A model's judgement of each target."""
 
-    log_B: jax.Array  # float32, log likelihoods in nats
-    weights_B: jax.Array  # float32, sums of the targets' weights
-    greedy_B: jax.Array  # bool, True if every weighted target is the most likely token
+    log_BL: jax.Array  # float32, log likelihoods in nats times the targets' weights
+    greedy_BL: jax.Array  # bool, True if no token is likelier, and where a target has no weight
 
 
-def of_rows(program: Program) -> Callable[[Any, Batch], OfRows]:
-    """Returns the jitted (params, batch) -> `OfRows`.
+def of_targets(program: Program) -> Callable[[Any, Batch], OfTargets]:
+    """Returns the jitted (params, batch) -> `OfTargets`.
 
     `params` are the model's own, as returned by `Program.merged`.
     """
@@ -38,16 +37,15 @@ def of_rows(program: Program) -> Callable[[Any, Batch], OfRows]:
     @partial(
         jax.jit, in_shardings=(program.model_shardings, rows(mesh)), out_shardings=replicated(mesh)
     )
-    def likelihoods(params: Any, batch: Batch) -> OfRows:
+    def likelihoods(params: Any, batch: Batch) -> OfTargets:
         with tracing_on(mesh, program.rules):
             output = run_model(model, used_parameters(model, params, program.shares), batch)
         logits_BLV: Any = getattr(output, "logits_BLV", output)
         log_BLV, side = jax.nn.log_softmax(logits_BLV.astype(jnp.float32)), target_side(batch)
         targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
         log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
-        weights_B = jnp.sum(weights_BL, axis=-1).astype(jnp.float32)
-        right_BL = (jnp.argmax(log_BLV, axis=-1) == targets_BL) | (weights_BL == 0)
-        return OfRows(jnp.sum(log_BL * weights_BL, axis=-1), weights_B, jnp.all(right_BL, axis=-1))
+        greedy_BL = (log_BL == jnp.max(log_BLV, axis=-1)) | (weights_BL == 0)
+        return OfTargets(log_BL * weights_BL, greedy_BL)
 
     return likelihoods
 
@@ -57,7 +55,7 @@ class Likelihood:
 
     def __init__(self, program: Program, converter: Converter, batch_size: int):
         self._converter, self._mesh, self._size = converter, program.mesh, batch_size
-        self._of_rows = of_rows(program)
+        self._of_targets = of_targets(program)
 
     def __call__(self, params: Any, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Returns the log likelihood of each pair's targets given its inputs, float64 [pairs].
@@ -67,8 +65,19 @@ class Likelihood:
         """
         found = [np.zeros(0)]
         for first in range(0, len(pairs), self._size):
-            some = pairs[first : first + self._size]
-            batch = pad_rows(rows_of(some, self._converter), self._size)
-            made = self._of_rows(params, put_batch(batch, self._mesh))
-            found.append(np.asarray(made.log_B, np.float64)[: len(some)])
+            found.append(self.of_tokens(params, pairs[first : first + self._size]).sum(axis=1))
         return np.concatenate(found)
+
+    def of_tokens(
+        self,
+        params: Any,
+        pairs: Sequence[tuple[np.ndarray, np.ndarray]],
+        converter: Converter | None = None,
+    ) -> np.ndarray:
+        """Returns each target's log likelihood for at most a batch of pairs, float64 [pairs, L].
+
+        0 on padding. By default the converter is the run's.
+        """
+        batch = pad_rows(rows_of(pairs, converter or self._converter), self._size)
+        made = self._of_targets(params, put_batch(batch, self._mesh))
+        return np.asarray(made.log_BL, np.float64)[: len(pairs)]

@@ -1,6 +1,7 @@
 """Evaluation of a run's checkpoints on a whole split."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tasks.storage import files
@@ -40,10 +41,9 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
         "evaluation.metrics": flags.metrics and tuple(flags.metrics.split(",")),
         "evaluation.supervised": flags.supervised,
         "evaluation.examples": flags.examples,
-        "evaluation.probes": flags.probes,
     }
     # The run's reactions to evaluations, and its limit on their size, do not apply here.
-    unset = ("checkpoint.best_metric", "stopping.metric", "evaluation.batches")
+    unset = ("checkpoint.best_metric", "stopping.metric", "evaluation.batches", "evaluation.suite")
     values: dict[str, Any] = dict.fromkeys(unset)
     if config.plateau.metric is not None:
         values["plateau.metric"] = BEST_METRICS[0]  # the checkpoints hold its scale of the rate
@@ -61,16 +61,37 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     program = Program(run)
     evaluation = Evaluation(run, flags.split, program, label)
     written = averages_config.label(label, flags.average) if flags.average else label
+
+    def of_step(step: int) -> Results:
+        params = averages.parameters(checkpoints, step, program, flags.average)
+        found = evaluation.of_parameters(params, step, average=flags.average)
+        assert found is not None
+        return found
+
+    results = recorded(flags, steps, written, of_step)
+    checkpoints.close()
+    print(evaluation_table(results))
+    if flags.plot and processes.is_first():
+        from trainer.reporting.drawing import draw_metrics
+
+        draw_metrics(results, flags.plot, f"{config.preset} on {config.task}")
+    return results
+
+
+def recorded(
+    flags: EvaluateFlags, steps: Sequence[int], written: str, of_step: Callable[[int], Results]
+) -> dict[int, Results]:
+    """Returns the results of each step, which it also writes to the output that the flags name.
+
+    There they replace those of the same steps under the name `written`.
+    """
     output = flags.output or files.join(flags.model_dir, EVALUATION_FILE)
     # Read this first, to report damage before the evaluation.
     add_to = not flags.output and files.exists(output)
     before = files.read_json(output).get(_CHECKPOINTS, {}) if add_to else {}
     results: dict[int, Results] = {}
     for step in steps:
-        params = averages.parameters(checkpoints, step, program, flags.average)
-        found = evaluation.of_parameters(params, step, average=flags.average)
-        assert found is not None
-        results[step] = found
+        results[step] = of_step(step)
         if not processes.is_first():
             continue
         # Write after each checkpoint: a later one may be damaged.
@@ -78,12 +99,6 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
             files.write_bytes(output, _as_lines(results).encode())
         else:
             files.write_json(output, {_CHECKPOINTS: merged(before, results, written)})
-    checkpoints.close()
-    print(evaluation_table(results))
-    if flags.plot and processes.is_first():
-        from trainer.reporting.drawing import draw_metrics
-
-        draw_metrics(results, flags.plot, f"{config.preset} on {config.task}")
     return results
 
 

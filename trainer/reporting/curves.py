@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tasks.pages.chart import Chart, Series
+from tasks.questions.scores import ACCURACY, BITS, SUITE
 from trainer.config import averages
 from trainer.reporting.history import TRAIN, VALIDATION, History
 
@@ -32,6 +33,7 @@ def charts(runs: Sequence[History]) -> list[Chart]:
             runs, "accuracy", "Accuracy", accuracy, unit="of target tokens", percent=True, main=1
         ),
         *_of_tasks(runs),
+        *_of_suites(runs),
         *_others(runs, VALIDATION),
         _one(runs, "learning_rate", "Learning rate"),
         _one(runs, "gradient_norm", "Gradient norm", logarithmic=True),
@@ -104,6 +106,14 @@ def _of_tasks(runs: Sequence[History]) -> Iterable[Chart]:
         lines, unit = [(split, "loss", "")], "nats per target token"
         title = f"Loss of {split}"
         yield _chart(runs, f"loss-{_key(split)}", title, lines, unit=unit, logarithmic=True)
+
+
+def _of_suites(runs: Sequence[History]) -> Iterable[Chart]:
+    splits = dict.fromkeys(split for run in runs for split in run.names())
+    sets = [split.removeprefix(f"{SUITE}/") for split in splits if split.startswith(f"{SUITE}/")]
+    for metric, title, unit in ((ACCURACY, "Right answers", "%"), (BITS, "Bits per byte", "bits")):
+        lines = [(f"{SUITE}/{name}", metric, name) for name in sets]
+        yield _chart(runs, _key(metric), title, lines, unit=f"{unit}, of the suite's sets")
 
 
 def _others(runs: Sequence[History], split: str) -> Iterable[Chart]:

@@ -9,7 +9,7 @@ from tasks.terminal.progress import clock
 from trainer.config import fields
 from trainer.observing import goodput
 from trainer.observing.activity import STEPPING
-from trainer.reporting import curves, numbers
+from trainer.reporting import curves, numbers, suites
 from trainer.reporting.history import TRAIN, VALIDATION, History, differences
 
 _GB = 1e9
@@ -31,6 +31,7 @@ def page(runs: Sequence[History], examined: Mapping[str, str] | None = None) -> 
         ("Mixture and padding", _data(runs)),
         ("Wall time", _wall_time(runs)),
         ("Configuration", _configuration(runs)),
+        *((("Suite", answered),) if (answered := suites.section(runs)) else ()),
         *(examined or {}).items(),
         ("Software and hardware", _software(runs)),
     ]

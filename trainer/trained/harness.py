@@ -30,7 +30,7 @@ from trainer.data.interface import Run
 from trainer.decoding.decoder import Decoder, bucket
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
-from trainer.evaluating.likelihood import of_rows
+from trainer.evaluating.likelihood import of_targets
 from trainer.model.capabilities import ENCODER, ENCODER_DECODER
 from trainer.trained import text, trained_run
 from trainer.trained.generator import prompt_form
@@ -100,7 +100,7 @@ class Palimpsest(TemplateLM):
         self._program = Program(run)
         parts = self._program.mesh.size
         self._batch_size = -(-int(batch_size) // parts) * parts
-        self._of_rows = of_rows(self._program)
+        self._of_targets = of_targets(self._program)
         _, self._params = trained_run.restore(run, step, self._vocabulary, average)
 
     @property
@@ -175,9 +175,11 @@ class Palimpsest(TemplateLM):
             for first in range(0, len(order), self._batch_size):
                 places = order[first : first + self._batch_size]
                 batch = pad_rows(self._batch([rows[each] for each in places]), self._batch_size)
-                made = self._of_rows(self._params, put_batch(batch, self._program.mesh))
-                values = zip(places, made.log_B.tolist(), made.greedy_B.tolist(), strict=False)
-                found |= {place: (log, greedy) for place, log, greedy in values}
+                made = self._of_targets(self._params, put_batch(batch, self._program.mesh))
+                log_B = np.asarray(made.log_BL, np.float64).sum(axis=1)
+                greedy_BL = np.asarray(made.greedy_BL)
+                for row, place in enumerate(places):
+                    found[place] = float(log_B[row]), bool(greedy_BL[row].all())
                 bar.update(first + len(places))
         return [found[place] for place in range(len(rows))]
 

@@ -16,6 +16,7 @@ from trainer.config.decoding import Decoding
 from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
+from trainer.data.features import target_side
 from trainer.data.interface import Run
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
@@ -116,18 +117,18 @@ def _losses(program: Program) -> Any:
 
     It is NaN for a window without targets.
     """
-    of_rows, mesh = likelihood.of_rows(program), program.mesh
+    of_targets, mesh = likelihood.of_targets(program), program.mesh
     size = -(-_BATCH // mesh.size) * mesh.size
 
     def of(params: Any, maker: BatchMaker, indices_W: np.ndarray, seed: int) -> np.ndarray:
         found = []
         for some_W in np.split(indices_W, range(size, len(indices_W), size)):
-            batch = maker.make(some_W, noise.evaluation_keys(seed, some_W))
-            log_W, weights_W, _ = map(
-                np.asarray, of_rows(params, put_batch(pad_rows(batch, size), mesh))
-            )
+            batch = pad_rows(maker.make(some_W, noise.evaluation_keys(seed, some_W)), size)
+            log_WL = of_targets(params, put_batch(batch, mesh)).log_BL
+            log_W = np.asarray(log_WL, np.float64).sum(axis=1)
+            weights_W = batch[f"{target_side(batch)}_loss_weights"].sum(axis=1)
             with np.errstate(invalid="ignore"):
-                found.append((-log_W / weights_W).astype(np.float64)[: len(some_W)])
+                found.append((-log_W / weights_W)[: len(some_W)])
         return np.concatenate(found)
 
     return of

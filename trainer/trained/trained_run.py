@@ -71,7 +71,7 @@ def restore(
     folder = run.config.model_dir
     checkpoints = Checkpoints(folder, writable=False)
     (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
-    _check_vocabulary(checkpoints.path(chosen), trained_with)
+    check_vocabulary(checkpoints.path(chosen), trained_with)
     program = Program(run)
     params = program.merged(averages.parameters(checkpoints, chosen, program, average))
     checkpoints.close()
@@ -128,7 +128,8 @@ def _own_vocabulary(run: Run, path: str | None) -> Vocabulary:
     return loaded
 
 
-def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
+def check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
+    """Raises UserError if a checkpoint was trained with another vocabulary, if that is known."""
     trained_on = metadata.read(checkpoint).get("vocabulary_sha256")
     if trained_on not in (None, loaded.record.sha256):
         raise UserError(

@@ -1,0 +1,83 @@
+"""Draws a few pairs of a data set to train on.
+
+    python -m experiments.few_pairs --pairs=SPEC --count=64 --seed=0 --output=DIR
+
+Writes train.jsonl of `count` pairs, as many of each target as there can be if targets repeat, and
+validation.jsonl of the pairs held out, at most --held_out of them. Prints how many of these have
+the most frequent target.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+from collections import Counter, defaultdict
+
+from tasks.storage import files
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    pairs: str = field(
+        REQUIRED, "pairs, as in pipeline.build: SPEC?inputs=…&targets=…", metavar="SPEC"
+    )
+    count: int = field(REQUIRED, "pairs to draw", rule=at_least(1))
+    seed: int = field(0, "seed of the draw")
+    held_out: int = field(1000, "most pairs of the validation split", rule=at_least(1))
+    output: str = field(REQUIRED, "folder for the pairs", metavar="DIR")
+
+
+def run(flags: Flags) -> None:
+    """Writes the pairs unless they already exist."""
+    if files.exists(files.join(flags.output, "train.jsonl")):
+        return
+    from tasks.reading import sources
+
+    found = sources.resolve(sources.parse(flags.pairs))
+    splits: dict[str, list[dict[str, str]]] = {"validation": [], "train": []}
+    for piece in found.pieces:
+        for split, batch in sources.read(found, piece):
+            splits[split] += [
+                {name: row[name] for name in ("inputs", "targets")}
+                for row in batch.to_pylist()
+                if row.get("inputs") and row.get("targets")
+            ]
+    if len(splits["train"]) < flags.count or not splits["validation"]:
+        raise UserError(
+            f"--pairs={flags.pairs} has {len(splits['train']):,} pairs to train on and "
+            f"{len(splits['validation']):,} held out: take a --count of at most the first, and a "
+            "corpus with ?inputs=…&targets=…"
+        )
+    draw = random.Random(flags.seed)
+    splits["train"] = drawn(splits["train"], flags.count, draw)
+    splits["validation"] = splits["validation"][: flags.held_out]
+    os.makedirs(flags.output, exist_ok=True)
+    for split, rows in splits.items():
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        files.write_bytes(files.join(flags.output, f"{split}.jsonl"), lines.encode())
+    targets = Counter(row["targets"] for row in splits["validation"])
+    ((target, count),) = targets.most_common(1)
+    share = 100 * count / targets.total()
+    print(f"{flags.output}: {share:.1f} % of the pairs held out have the target {target!r}")
+
+
+def drawn(rows: list[dict[str, str]], count: int, draw: random.Random) -> list[dict[str, str]]:
+    """Returns `count` of the rows, drawn in turn from the rows of each target."""
+    by_target: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in draw.sample(rows, len(rows)):
+        by_target[row["targets"]].append(row)
+    most = max(map(len, by_target.values()))
+    turns = (row for turn in range(most) for some in by_target.values() for row in some[turn:][:1])
+    return list(itertools.islice(turns, count))
+
+
+main = Command(Flags, run)
+
+if __name__ == "__main__":
+    main.start()

@@ -1,0 +1,52 @@
+"""Makes sets of questions from texts, for trainer.evaluate --suite.
+
+    python -m tasks.make_questions --corpus=SPEC --output=FOLDER [--kinds=cloze,order] [--count=200]
+
+Writes FOLDER/KIND.jsonl for each kind: cloze (spans of one to three words), long_cloze (words that
+occur 8 to 256 words before), order (two words exchanged), copying (lists of words), arithmetic,
+and text (for bits per byte).
+"""
+
+import dataclasses
+
+from tasks.storage import files
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
+
+_KINDS = ("cloze", "long_cloze", "order", "copying", "arithmetic", "text")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    corpus: str = field(REQUIRED, "texts, as in pipeline.build", metavar="SPEC")
+    output: str = field(REQUIRED, "folder to write to", metavar="FOLDER")
+    kinds: tuple[str, ...] = field(_KINDS, f"kinds of questions, of {', '.join(_KINDS)}")
+    count: int = field(200, "questions of each kind, if the texts have them", rule=at_least(1))
+    wrong: int = field(3, "wrong choices of a question; order has one", rule=at_least(1))
+    seed: int = field(0, "seed of what is drawn")
+
+
+def run(flags: Flags) -> None:
+    """Writes the files."""
+    from tasks.questions import making, question, sets
+
+    if unknown := [each for each in flags.kinds if each not in making.KINDS]:
+        raise UserError(f"--kinds={unknown[0]}: choose among {', '.join(_KINDS)}")
+    texts = [row["text"] for row in sets.rows(flags.corpus) if "text" in row]
+    for kind in flags.kinds:
+        made = making.make(kind, texts, flags.count, flags.wrong, flags.seed)
+        path = files.join(flags.output, f"{kind}.jsonl")
+        if not made:
+            raise UserError(f"--corpus={flags.corpus} has no text for {kind}: leave it out")
+        files.make_folder(flags.output)
+        question.write(path, made)
+        print(f"{path}: {len(made):,} questions")
+
+
+main = Command(Flags, run)
+
+if __name__ == "__main__":
+    main.start()

@@ -1,0 +1,1 @@
+"""Questions about texts with a gap: their files, how they are made, and baselines."""

@@ -1,0 +1,208 @@
+"""Makes questions from texts, the same ones for the same texts and seed."""
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tasks.questions import question
+from tasks.questions.question import Question
+
+# Words around the gap of a cloze, on either side.
+_CONTEXT = 24
+# Words of a text whose second half is scored.
+_TEXT = 96
+# Spans that compete with the right one: of its number of words and of similar frequency.
+_NEIGHBOURS = 40
+_LENGTHS = (1, 2, 3)
+_BANDS = ("rare", "medium", "frequent")
+# Distances in words between a gap and the earlier place of its word.
+_DISTANCES = ((8, 16), (16, 32), (32, 64), (64, 128), (128, 256))
+_COPIED = (4, 8, 16, 32)
+_DIGITS = (1, 2, 3)
+# A gap's words: lower case, so that neither a name nor a sentence's beginning gives them away.
+_PLAIN = re.compile(r"[^\W\d_]+", re.UNICODE)
+
+
+class _Place(NamedTuple):
+    """A span of words in a text: the text's number, its first word, and how many."""
+
+    text: int
+    first: int
+    words: int
+
+
+class _Texts:
+    """Texts as words, with the frequencies of their words."""
+
+    def __init__(self, texts: Sequence[str]):
+        self.words = [text.split() for text in texts]
+        self.counts = Counter(word for words in self.words for word in words)
+
+    def plain(self, word: str) -> bool:
+        """Returns whether a word may be in a gap."""
+        return word.islower() and bool(_PLAIN.fullmatch(word))
+
+    def span(self, place: _Place) -> tuple[str, ...]:
+        return tuple(self.words[place.text][place.first : place.first + place.words])
+
+    def frequency(self, span: Sequence[str]) -> float:
+        """Returns the mean of the logarithms of the words' counts."""
+        return math.fsum(math.log(self.counts[word]) for word in span) / len(span)
+
+    def spans(self, length: int) -> Iterator[_Place]:
+        """Yields the places of spans of plain words."""
+        for text, words in enumerate(self.words):
+            plain = [self.plain(word) for word in words]
+            for first in range(1, len(words) - length):
+                if all(plain[first : first + length]):
+                    yield _Place(text, first, length)
+
+    def around(self, place: _Place, before: int, after: int) -> tuple[str, str]:
+        """Returns the text before and after a span, at most so many words of it."""
+        words, end = self.words[place.text], place.first + place.words
+        start = max(0, place.first - before)
+        left, right = words[start : place.first], words[end : end + after]
+        return " ".join(left) + " " * bool(left), " " * bool(right) + " ".join(right)
+
+
+def _asked(
+    draw: random.Random, before: str, right: str, wrong: Sequence[str], after: str, group: str
+) -> Question:
+    choices = [right, *wrong]
+    draw.shuffle(choices)
+    return Question(before, tuple(choices), choices.index(right), after, group)
+
+
+def _similar(
+    spans: Sequence[str], place: int, wrong: int, draw: random.Random, taken: frozenset[str]
+) -> list[str]:
+    """Returns `wrong` of the spans nearest to `place` in their order, none of them `taken`."""
+    near = spans[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS + 1]
+    others = [each for each in near if each not in taken]
+    return draw.sample(others, wrong) if len(others) >= wrong else []
+
+
+def cloze(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
+    """Yields clozes of one to three words, rare to frequent; wrong spans are about as frequent."""
+    per_group = -(-count // (len(_LENGTHS) * len(_BANDS)))
+    for length in _LENGTHS:
+        places = list(texts.spans(length))
+        by_span = {" ".join(texts.span(each)): texts.frequency(texts.span(each)) for each in places}
+        ordered = sorted(by_span, key=lambda span: (by_span[span], span))
+        rank = {span: number for number, span in enumerate(ordered)}
+        draw.shuffle(places)
+        # Thirds of the places, not of the spans: most spans are rare.
+        places.sort(key=lambda place: by_span[" ".join(texts.span(place))])
+        for number, band in enumerate(_BANDS):
+            first, end = (len(places) * (number + more) // len(_BANDS) for more in (0, 1))
+            for place in draw.sample(places[first:end], min(per_group, end - first)):
+                right = " ".join(texts.span(place))
+                others = _similar(ordered, rank[right], wrong, draw, frozenset({right}))
+                if others:
+                    before, after = texts.around(place, _CONTEXT, _CONTEXT)
+                    words = f"{length} word{'s' * (length > 1)}"
+                    yield _asked(draw, before, right, others, after, f"{words}, {band}")
+
+
+def long_cloze(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
+    """Yields clozes of words that occur once before, 8 to 256 words away.
+
+    Wrong words are about as frequent, and do not occur in the question's text.
+    """
+    plain = [word for word in texts.counts if texts.plain(word) and len(word) > 3]
+    ordered = sorted(plain, key=lambda word: (texts.counts[word], word))
+    rank = {word: number for number, word in enumerate(ordered)}
+    found: dict[tuple[int, int], list[tuple[int, int, int]]] = {each: [] for each in _DISTANCES}
+    for text, words in enumerate(texts.words):
+        last: dict[str, int] = {}
+        for second, word in enumerate(words):
+            if word not in rank:
+                continue
+            first, last[word] = last.get(word), second
+            for least, most in _DISTANCES:
+                if first is not None and least < second - first <= most:
+                    found[least, most].append((text, first, second))
+    per_group = -(-count // len(_DISTANCES))
+    for (least, most), pairs in found.items():
+        made = 0
+        for text, first, second in draw.sample(pairs, len(pairs)):
+            words = texts.words[text]
+            right, context = words[second], words[max(0, first - 4) : second + 5]
+            if context.count(right) != 2 or texts.counts[right] > 16:
+                continue
+            others = _similar(ordered, rank[right], wrong, draw, frozenset(context))
+            if others and made < per_group:
+                made += 1
+                place = _Place(text, second, 1)
+                before, after = texts.around(place, second - max(0, first - 4), 4)
+                group = f"{least + 1} to {most} words away"
+                yield _asked(draw, before, right, others, after, group)
+
+
+def order(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
+    """Yields pairs of texts, one with two neighbouring words exchanged."""
+    places = [each for each in texts.spans(2) if len(set(texts.span(each))) == 2]
+    for place in draw.sample(places, min(count, len(places))):
+        a, b = texts.span(place)
+        before, after = texts.around(place, _CONTEXT // 2, _CONTEXT // 2)
+        yield _asked(draw, before, f"{a} {b}", [f"{b} {a}"], after, "")
+
+
+def copying(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
+    """Yields lists of 4 to 32 words, twice; wrong words are from elsewhere in the list."""
+    words = [word for word in texts.counts if texts.plain(word) and len(word) > 2]
+    for length in _COPIED:
+        for _ in range(-(-count // len(_COPIED)) if len(words) >= length else 0):
+            chosen = draw.sample(words, length)
+            place = draw.randrange(1, length)
+            others = draw.sample(chosen[:place] + chosen[place + 1 :], min(wrong, length - 1))
+            before = f"{' '.join(chosen)}. {' '.join(chosen[:place])} "
+            after = " " * (place < length - 1) + " ".join(chosen[place + 1 :])
+            yield _asked(draw, before, chosen[place], others, after, f"{length} words")
+
+
+def arithmetic(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
+    """Yields sums and differences of numbers of one to three digits; wrong answers are near."""
+    for digits in _DIGITS:
+        for number in range(-(-count // len(_DIGITS))):
+            a, b = (draw.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
+            sign, answer = ("+", a + b) if number % 2 else ("-", max(a, b) - min(a, b))
+            a, b = max(a, b), min(a, b)
+            steps = (-10, *range(-wrong, 0), *range(1, wrong + 1), 10)
+            near = [str(answer + step) for step in steps if answer + step >= 0]
+            others = draw.sample(list(dict.fromkeys(near)), wrong)
+            group = f"{digits} digit{'s' * (digits > 1)}"
+            yield _asked(draw, f"{a} {sign} {b} = ", str(answer), others, ".", group)
+
+
+def text(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
+    """Yields beginnings of texts, for bits per byte."""
+    longest = [words for words in texts.words if len(words) >= _TEXT // 4]
+    for words in draw.sample(longest, min(count, len(longest))):
+        yield question.of_text(" ".join(words[:_TEXT]))
+
+
+_Kind = Callable[[_Texts, int, int, random.Random], Iterator[Question]]
+KINDS: Mapping[str, _Kind] = MappingProxyType(
+    {
+        "cloze": cloze,
+        "long_cloze": long_cloze,
+        "order": order,
+        "copying": copying,
+        "arithmetic": arithmetic,
+        "text": text,
+    }
+)
+
+
+def make(kind: str, texts: Sequence[str], count: int, wrong: int, seed: int) -> list[Question]:
+    """Returns about `count` questions of one of KINDS, with `wrong` wrong choices each.
+
+    Fewer if the texts do not have as many.
+    """
+    made = KINDS[kind](_Texts(texts), count, wrong, random.Random(f"{kind} {seed}"))
+    return [each for each in made if question.GAP not in each.before + each.after]

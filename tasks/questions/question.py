@@ -1,0 +1,123 @@
+"""A text with a gap and what may fill it, and files of such questions.
+
+A line of a file is {"cloze": "The {} barks.", "choices": ["dog", "house"], "answer": 0}, with a
+"group" if it belongs to one, or {"text": …}.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+
+GAP = "{}"
+_FORMS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A text with a gap; of `choices`, which may fill it, the one at `answer` belongs there.
+
+    A question with one choice asks for its likelihood.
+    """
+
+    before: str
+    choices: tuple[str, ...]
+    answer: int = 0
+    after: str = ""
+    group: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        """True if there is nothing to choose."""
+        return len(self.choices) == 1
+
+    @property
+    def cloze(self) -> str:
+        """The text with its gap as {}."""
+        return f"{self.before}{GAP}{self.after}"
+
+    @property
+    def right(self) -> str:
+        """The choice that belongs into the gap."""
+        return self.choices[self.answer]
+
+
+def of_text(text: str) -> Question:
+    """Returns the question for the second half of a text's words, given the first."""
+    words = text.split()
+    half = len(words) // 2
+    before = " ".join(words[:half])
+    return Question(before + " " * bool(before), (" ".join(words[half:]),))
+
+
+def of_pair(good: str, bad: str, group: str = "") -> Question:
+    """Returns the question which of two sentences is right; the gap is where their words differ."""
+    a, b = good.split(), bad.split()
+    shorter = min(len(a), len(b))
+    first = next((i for i in range(shorter) if a[i] != b[i]), shorter)
+    # A choice without words could not fill a gap: leave it one of the common words.
+    first = max(0, min(first, shorter - 1))
+    most = shorter - first - 1
+    last = next((i for i in range(most) if a[-1 - i] != b[-1 - i]), max(0, most))
+    before, after = " ".join(a[:first]), " ".join(a[len(a) - last :])
+    choices = (" ".join(a[first : len(a) - last]), " ".join(b[first : len(b) - last]))
+    before, after = before + " " * bool(before), " " * bool(after) + after
+    return Question(before, choices, 0, after, group)
+
+
+def line(question: Question) -> dict[str, Any]:
+    """Returns a question as a file has it."""
+    if question.is_text:
+        return {"text": question.before + question.right + question.after}
+    value = {
+        "cloze": question.cloze,
+        "choices": list(question.choices),
+        "answer": question.answer,
+    }
+    return value | ({"group": question.group} if question.group else {})
+
+
+def write(path: str, questions: Iterable[Question]) -> None:
+    """Writes a file of questions."""
+    lines = (json.dumps(line(each), ensure_ascii=False) + "\n" for each in questions)
+    files.write_bytes(path, "".join(lines).encode())
+
+
+def read(path: str, flag: str) -> list[Question]:
+    """Returns the questions of a file; `flag` names it in errors, as in --suite=FILE.
+
+    Raises UserError if it is missing, empty, or has a line that is no question.
+    """
+    if not files.exists(path):
+        raise UserError(f"{flag}: no such file")
+    found = []
+    for number, text in enumerate(files.read_lines(path), 1):
+        if text.strip():
+            place = f"{flag}, line {number}"
+            try:
+                value = json.loads(text)
+            except ValueError as error:
+                raise UserError(f"{place}: this is not JSON; {_FORMS}") from error
+            found.append(of_line(value, place))
+    if not found:
+        raise UserError(f"{flag} has no questions; {_FORMS}")
+    return found
+
+
+def of_line(value: Any, place: str) -> Question:
+    """Inverts `line`; raises UserError, which names the `place`, if the value is no question."""
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: {_FORMS}")
+    if isinstance(value.get("text"), str) and value["text"].strip():
+        return of_text(value["text"])
+    cloze, choices, answer = (value.get(name) for name in ("cloze", "choices", "answer"))
+    if not isinstance(cloze, str) or not isinstance(choices, list) or cloze.count(GAP) != 1:
+        raise UserError(f"{place}: {_FORMS}")
+    if not isinstance(answer, int) or not 0 <= answer < len(choices) or len(choices) < 2:
+        raise UserError(f"{place}: answer must be the index, from 0, of one of two or more choices")
+    before, _, after = cloze.partition(GAP)
+    group = value.get("group", "")
+    return Question(before, tuple(map(str, choices)), answer, after, str(group))

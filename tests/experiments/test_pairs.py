@@ -1,0 +1,58 @@
+"""Pairs of texts to fine-tune on: what they lack, and few of them."""
+
+import collections
+import json
+
+import pytest
+
+from experiments import few_pairs, pairs
+from tasks.terminal.command_line import UserError
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+LOST = {
+    "diacritics": lambda text: text.translate(str.maketrans("ăâîșțȘ", "aaistS")),
+    "case": str.lower,
+    "spaces": lambda text: text.replace(" ", ""),
+}
+
+
+@pytest.mark.parametrize("undo", LOST)
+def test_phrases_lose_what_is_asked_and_copying_has_its_error(tmp_path, undo, capsys):
+    rows = "".join(f"Mâța{number} Și câinele aici stau\n" for number in range(60))
+    (tmp_path / "a.txt").write_text(rows)
+    flags = [f"--corpus=text:{tmp_path}/a.txt?validation=0.2", f"--undo={undo}", "--words=3"]
+    assert pairs.main([*flags, f"--output={tmp_path}/made"]) == 0
+    found = lines(tmp_path / "made/validation.jsonl")
+    assert {len(each["targets"].split()) for each in found} == {3}
+    for each in found:
+        assert each["inputs"] == LOST[undo](each["targets"])
+    held_out = {each["targets"] for each in found}
+    assert not held_out & {each["targets"] for each in lines(tmp_path / "made/train.jsonl")}
+    # "Mâța12 Și câinele" loses four diacritics, two capitals, or two spaces.
+    lost = {"diacritics": 4, "case": 2, "spaces": 2}[undo]
+    rate = 100 * lost * len(found) / sum(len(each["targets"]) for each in found)
+    assert f"have a character error rate of {rate:.1f} %" in capsys.readouterr().out
+
+
+def test_few_pairs_have_each_target_equally_often(tmp_path, capsys):
+    rows = [{"q": f"text {i}", "a": "yes" if i % 10 == 0 else "no"} for i in range(600)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = f"--pairs=json:{tmp_path}/a.jsonl?inputs=q&targets=a&validation=0.2"
+    drawn = []
+    for seed in (0, 1):
+        output = tmp_path / str(seed)
+        flags = [spec, "--count=64", f"--seed={seed}", "--held_out=50", f"--output={output}"]
+        assert few_pairs.main(flags) == 0
+        train, held_out = lines(output / "train.jsonl"), lines(output / "validation.jsonl")
+        drawn.append({row["inputs"] for row in train})
+        assert collections.Counter(row["targets"] for row in train) == {"yes": 32, "no": 32}
+        assert len(held_out) == 50
+        assert not drawn[-1] & {row["inputs"] for row in held_out}
+    assert drawn[0] != drawn[1]
+    assert "% of the pairs held out have the target 'no'" in capsys.readouterr().out
+    with pytest.raises(UserError, match="pairs to train on and"):
+        few_pairs.main([spec, "--count=600", f"--output={tmp_path}/more"])

@@ -1,0 +1,107 @@
+"""Questions that are made from texts: what is asked, and that wrong choices are fair."""
+
+import json
+import re
+
+import pytest
+
+from tasks import make_questions
+from tasks.questions import baselines, making, question, sets
+from tasks.terminal.command_line import UserError
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return [row["text"] for row in sets.rows("python_docs?split=validation")]
+
+
+@pytest.fixture(scope="module")
+def made(texts):
+    return {kind: making.make(kind, texts, 60, 3, seed=1) for kind in making.KINDS}
+
+
+@pytest.mark.parametrize("kind", ["cloze", "long_cloze", "order"])
+def test_the_right_choice_gives_the_text_back(made, texts, kind):
+    whole = "\n".join(" ".join(text.split()) for text in texts)
+    assert len(made[kind]) >= 40
+    for each in made[kind]:
+        assert each.before + each.right + each.after in whole
+        assert len(set(each.choices)) == len(each.choices) == (2 if kind == "order" else 4)
+
+
+def test_wrong_spans_are_as_long_and_about_as_frequent_as_the_right_one(made):
+    for each in made["cloze"]:
+        assert {len(choice.split()) for choice in each.choices} == {int(each.group[0])}
+    groups = {each.group for each in made["cloze"]}
+    assert len(groups) == 9
+    # What is more frequent elsewhere must not give the answer away.
+    assert baselines.of_choices(made["cloze"]).unigram < 45
+
+
+def test_a_long_cloze_has_its_word_at_the_distance_of_its_group(made):
+    for each in made["long_cloze"]:
+        least, most = map(int, re.findall(r"\d+", each.group))
+        words = each.before.split()
+        (earlier,) = (place for place, word in enumerate(words) if word == each.right)
+        assert least <= len(words) - earlier <= most
+        context = set(words) | set(each.after.split())
+        assert not context & (set(each.choices) - {each.right})
+
+
+def test_a_copied_list_lacks_its_word(made):
+    for each in made["copying"]:
+        first, second = f"{each.before}{each.right}{each.after}".split(". ")
+        assert first == second
+        assert len(first.split()) == int(each.group.split()[0])
+        assert set(each.choices) <= set(first.split())
+
+
+def test_sums_are_right(made):
+    for each in made["arithmetic"]:
+        a, sign, b, _ = each.before.split()
+        assert int(each.right) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
+        assert all(int(choice) >= 0 for choice in each.choices)
+        assert len(a) == int(each.group[0])
+
+
+@pytest.mark.parametrize("wrong", [1, 6])
+def test_any_number_of_wrong_choices(texts, wrong):
+    for kind in making.KINDS:
+        found = making.make(kind, texts[:60], 24, wrong, seed=2)
+        most = max(len(each.choices) for each in found)
+        assert most == {"order": 2, "text": 1}.get(kind, wrong + 1)
+
+
+def test_answers_are_at_all_places(made):
+    for kind in ("cloze", "copying", "arithmetic"):
+        places = [each.answer for each in made[kind]]
+        assert all(places.count(place) > len(places) / 8 for place in range(4))
+
+
+def test_files_are_read_as_written_and_made_alike(texts, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("\n".join(" ".join(text.split()) for text in texts))
+    flags = [f"--corpus=text:{tmp_path}/a.txt", "--kinds=cloze,text", "--count=20"]
+    for folder in ("a", "b"):
+        assert make_questions.main([*flags, f"--output={tmp_path}/{folder}"]) == 0
+    for name in ("cloze.jsonl", "text.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        found = question.read(str(tmp_path / "a" / name), "")
+        lines = (tmp_path / "a" / name).read_text().splitlines()
+        assert [question.line(each) for each in found] == [json.loads(line) for line in lines]
+    assert "20 questions" in capsys.readouterr().out
+
+
+def test_texts_without_enough_words_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("Too short.\n")
+    flags = [f"--corpus=text:{tmp_path}/a.txt", f"--output={tmp_path}/made"]
+    with pytest.raises(UserError, match="has no text for cloze: leave it out"):
+        make_questions.main(flags)
+    with pytest.raises(UserError, match="--kinds=close"):
+        make_questions.main([*flags, "--kinds=close"])
+
+
+def test_a_gap_in_the_text_itself_is_not_asked_about():
+    texts = ["print {} to say what " + " ".join(f"the value of {name} was" for name in "abcde")] * 9
+    found = making.make("order", texts, 90, 1, seed=0)
+    assert found
+    assert all(each.cloze.count("{}") == 1 for each in found)

@@ -1,0 +1,148 @@
+"""Sets of questions by name, file, folder and SPEC; pairs; baselines and intervals."""
+
+import json
+import math
+
+import pytest
+
+from tasks.questions import baselines, scores, sets
+from tasks.questions.question import Question, of_pair, of_text
+from tasks.questions.scores import Answered
+from tasks.terminal.command_line import UserError
+
+CLOZE = {"cloze": "The {} barks.", "choices": ["dog", "house"], "answer": 0}
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "before", "choices", "after"),
+    [
+        ("The keys are here", "The keys is here", "The keys ", ("are", "is"), " here"),
+        ("These keys", "This keys", "", ("These", "This"), " keys"),
+        ("He has gone", "He gone", "He ", ("has gone", "gone"), ""),
+        ("old man", "man old", "", ("old man", "man old"), ""),
+        ("a b a", "a b b a", "a b ", ("a", "b a"), ""),
+        ("same", "same", "", ("same", "same"), ""),
+    ],
+)
+def test_the_gap_of_a_pair_is_where_it_differs(good, bad, before, choices, after):
+    found = of_pair(good, bad)
+    assert (found.before, found.choices, found.after) == (before, choices, after)
+    assert found.before + found.right + found.after == good
+
+
+@pytest.mark.parametrize("text", ["one", "one two three", "a  b\nc d"])
+def test_the_second_half_of_a_text_is_asked(text):
+    found = of_text(text)
+    assert (found.before + found.right).split() == text.split()
+    assert len(found.right.split()) == math.ceil(len(text.split()) / 2)
+
+
+def test_the_own_suites_have_questions_of_each_kind():
+    found = sets.load(["english", "romanian"])
+    assert {"english.cloze", "romanian.agreement", "english.arithmetic"} <= found.keys()
+    assert all(len(questions) >= 90 for questions in found.values())
+    for name in ("english.agreement", "romanian.agreement"):
+        found_baselines = baselines.of_choices(found[name])
+        assert 40 < found_baselines.unigram < 60
+        assert len({each.group for each in found[name]}) >= 3
+
+
+def test_files_folders_and_corpora_are_sets(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").write_text(json.dumps(CLOZE) + "\n" + '{"text": "x y"}\n')
+    (tmp_path / "pairs.json").write_text(
+        "".join(json.dumps({"good": f"it is {i}", "bad": f"it are {i}"}) + "\n" for i in range(9))
+    )
+    spec = f"json:{tmp_path}/pairs.json?inputs={{good}}&targets={{bad}}"
+    found = sets.load([f"{tmp_path}/mine", f"{tmp_path}/mine/a.jsonl", spec], limit=4)
+    assert {name: len(each) for name, each in found.items()} == {"mine.a": 2, "a": 2, "pairs": 4}
+    assert found["pairs"][0].choices == ("is", "are")
+
+
+def test_a_limit_takes_questions_of_all_groups():
+    found = sets.load(["english"], limit=18)["english.cloze"]
+    assert len(found) == 18
+    assert len({each.group for each in found}) == 9
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("", "has no questions"),
+        ("{", "line 1: this is not JSON"),
+        ("[1]", "line 1: give"),
+        ('{"text": " "}', "line 1: give"),
+        (json.dumps(CLOZE | {"cloze": "no gap"}), "line 1: give"),
+        (json.dumps(CLOZE | {"answer": 2}), "line 1: answer must be the index"),
+        (json.dumps(CLOZE | {"choices": ["dog"]}), "line 1: answer must be the index"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path, written, says):
+    path = tmp_path / "a.jsonl"
+    path.write_text(written)
+    with pytest.raises(UserError, match=f"--suite={path}.*{says}"):
+        sets.load([str(path)])
+
+
+def test_unknown_suites_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--suite=englsh: no such suite; give a suite \(english"):
+        sets.load(["englsh"])
+    with pytest.raises(UserError, match="no such file"):
+        sets.load([f"{tmp_path}/none.jsonl"])
+    (tmp_path / "english.cloze.jsonl").write_text(json.dumps(CLOZE))
+    with pytest.raises(UserError, match="two sets are called english"):
+        sets.load(["english", f"{tmp_path}/english.cloze.jsonl"])
+
+
+def test_wilsons_interval():
+    # Newcombe 1998 (Statistics in Medicine 17, table I): 81 of 263, and 0 of 20.
+    found = baselines.share(81, 263)
+    assert [round(each, 2) for each in found] == [30.80, 25.53, 36.62]
+    assert [round(each, 2) for each in baselines.share(0, 20)] == [0.0, 0.0, 16.11]
+
+
+def test_the_interval_of_a_ratio_covers_what_repeated_draws_give():
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    widths, values = [], []
+    for _ in range(400):
+        sizes = random.integers(20, 200, 60)
+        bits = sizes * random.gamma(9, 1 / 9, 60) * 2
+        found = baselines.ratio(bits.tolist(), sizes.tolist())
+        values.append(found.low <= 2 <= found.high)
+        widths.append(found.value)
+    assert 0.90 < np.mean(values) < 0.98
+    assert np.mean(widths) == pytest.approx(2, abs=0.02)
+
+
+def test_baselines_share_their_ties():
+    asked = [Question("a a a b ", ("a", "b", "c"), 1), Question("c d ", ("x", "y"), 0)]
+    found = baselines.of_choices(asked)
+    assert found.chance == pytest.approx(100 * (1 / 3 + 1 / 2) / 2)
+    # Elsewhere the set has one c and no a, b, x or y.
+    assert found.unigram == pytest.approx(100 * (0 + 1 / 2) / 2)
+    assert found.copying == pytest.approx(100 * (0 + 1 / 2) / 2)
+
+
+def test_equal_likelihoods_are_not_right():
+    asked = Question("", ("a", "b"), 0)
+    assert not Answered("s", asked, [-1.0, -1.0]).is_right
+    assert Answered("s", asked, [-1.0, -1.5]).is_right
+
+
+def test_scores_have_groups_and_results_intervals():
+    asked = [Question("", ("a", "b"), 0, "", group) for group in ("x", "x", "y")]
+    answered = [
+        Answered("s", each, [-1.0, other]) for each, other in zip(asked, (-2, 0, -2), strict=True)
+    ]
+    text = Answered("t", of_text("one two"), [-3 * math.log(2)])
+    found = scores.of([*answered, text])
+    assert [(each.set, each.group, round(each.score.value, 2)) for each in found] == [
+        ("s", "all", 66.67), ("s", "x", 50.0), ("s", "y", 100.0), ("t", "all", 1.0),
+    ]  # fmt: skip
+    results = scores.results(found)
+    assert results.keys() == {"suite/s", "suite/t"}
+    assert results["suite/t"] == {"suite_bits_per_byte": 1.0}
+    assert results["suite/s"]["suite_accuracy_low"] < 66 < results["suite/s"]["suite_accuracy_high"]
+    assert "66.7 %" in scores.shown(found)

@@ -1,0 +1,107 @@
+"""A suite: sets of questions, answered by the likelihoods of what may fill their gaps."""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tasks.objectives import Lengths
+from tasks.questions import sets
+from tasks.questions.question import Question
+from tasks.questions.scores import Answered
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import Vocabulary
+from trainer.data import features
+from trainer.data.interface import Run
+from trainer.engine import processes
+from trainer.engine.program import Program
+from trainer.evaluating.filling import Filled, Filling
+from trainer.evaluating.likelihood import Likelihood
+
+# Rows are padded to powers of two of at least this many positions: few shapes to compile.
+_SHORTEST = 16
+
+
+class Suite:
+    """The sets of a run's `evaluation.suite`, for its model and vocabulary.
+
+    Construction raises UserError if a set is missing or does not fit the model.
+    """
+
+    def __init__(self, run: Run, program: Program, vocabulary: Vocabulary | None = None):
+        """`vocabulary` encodes the questions; None: the one of the run's data."""
+        config = run.config
+        self._config, self._program = config, program
+        assert config.evaluation.suite is not None
+        found = sets.load(config.evaluation.suite.split(","), config.evaluation.examples)
+        filling = Filling(run, vocabulary)
+        self._special = filling.special
+        self._questions: list[tuple[str, Question]] = []
+        self._rows: list[list[list[Filled]]] = []
+        for name, questions in found.items():
+            rows = [filling(question) for question in questions]
+            fitting = [number for number, own in enumerate(rows) if filling.fits(own)]
+            self._questions += [(name, questions[number]) for number in fitting]
+            self._rows += [rows[number] for number in fitting]
+            if left := len(rows) - len(fitting):
+                longer = f"longer than the model's {filling.longest} positions"
+                if not fitting:
+                    raise UserError(f"--suite: all questions of {name} are {longer}: leave it out")
+                _note(f"{left:,} of {len(rows):,} questions of {name} are {longer}: left out")
+        size = config.evaluation.batch_size or config.batch_size
+        any_converter = features.converter(config.model, Lengths(_SHORTEST, _SHORTEST))
+        self._likelihood, self._size = Likelihood(program, any_converter, size), size
+
+    def __call__(
+        self, params: Any, stopping: Callable[[], bool] = lambda: False
+    ) -> list[Answered] | None:
+        """Returns all questions with their scores; None if abandoned."""
+        params = self._program.merged(params)
+        rows = [row for choices in self._rows for some in choices for row in some]
+        scores = np.zeros(len(rows))
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for number, row in enumerate(rows):
+            shapes.setdefault(self._shape(row), []).append(number)
+        done = 0
+        with progress.shown("suite", len(rows)) as bar:
+            for (inputs, targets), numbers in sorted(shapes.items()):
+                lengths = Lengths(inputs, targets)
+                converter = features.converter(self._config.model, lengths, self._special)
+                for first in range(0, len(numbers), self._size):
+                    if stopping():
+                        return None
+                    some = numbers[first : first + self._size]
+                    pairs = [(rows[number].inputs, rows[number].targets) for number in some]
+                    tokens = self._likelihood.of_tokens(params, pairs, converter)
+                    for number, log_L in zip(some, tokens, strict=True):
+                        scores[number] = log_L[rows[number].first : rows[number].end].sum()
+                    done += len(some)
+                    bar.update(done)
+        left = iter(scores.tolist())
+        return [
+            Answered(name, question, [math.fsum(next(left) for _ in some) for some in choices])
+            for (name, question), choices in zip(self._questions, self._rows, strict=True)
+        ]
+
+    def _shape(self, row: Filled) -> tuple[int, int]:
+        inputs, targets = (_padded(len(each)) for each in (row.inputs, row.targets))
+        model = self._config.model
+        if model.architecture == "decoder":
+            inputs = 0
+        elif model.architecture == "encoder":
+            inputs = targets
+        if not model.counts_positions:
+            return inputs, targets
+        return min(inputs, model.max_positions), min(targets, model.max_positions)
+
+
+def _note(text: str) -> None:
+    if processes.is_first():
+        print(f"note: {text}", file=sys.stderr)
+
+
+def _padded(length: int) -> int:
+    return max(_SHORTEST, 1 << (length - 1).bit_length() if length else 0)
