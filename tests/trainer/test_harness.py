@@ -218,8 +218,10 @@ def test_a_pretrained_encoder_decoder_fills_a_gap(made, tasks, tmp_path):
     begun = scores(run, [(context, gap) for context in with_gap], form="targets")
     for span, both, first in zip(spans, whole, begun, strict=True):
         assert span[0] == pytest.approx(both[0] - first[0], abs=1e-4)
-    # Of a generated text, the first span answers.
     model, vocabulary = Palimpsest(run), vocabulary_of(trained_run.open_run(run), None)
+    (log,) = model.loglikelihood_rolling([SimpleNamespace(args=("Returns",))])
+    assert log == pytest.approx(spans[1][0], abs=1e-4)  # without EOS
+    # Of a generated text, the first span answers.
     ids = encode_with_sentinels(vocabulary, f"{gap} of objects<extra_id_1> None")
     assert model._text(ids) == "of objects"
 

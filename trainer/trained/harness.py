@@ -120,9 +120,11 @@ class Palimpsest(TemplateLM):
         return [*ids, self._special.eos] if self._reads.ends else [self._special.start, *ids]
 
     def _prompt(self, context: list[int]) -> list[int]:
-        """Returns the ids of a context with a gap, if spans are asked for; EOS ends inputs."""
+        """Returns the ids of a context, with a gap if spans are asked for: its own, or at its end."""
         if self._spans and self._gap[0] not in context:
-            context = [*context[:-1], *self._gap, context[-1]]
+            eos = self._special.eos
+            words = context[:-1] if context[-1] == eos else context
+            context = [*words, *self._gap, eos]
         return context[-self.max_length :]
 
     def _row(self, context: list[int], continuation: list[int]) -> _Row:
@@ -184,15 +186,13 @@ class Palimpsest(TemplateLM):
         return [found[place] for place in range(len(rows))]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """Returns the log likelihood of each text, in windows that follow each other.
+        """Returns the log likelihood of each text, cut into windows with a token of context each.
 
-        A window's context is one token. A model that reads inputs gets it there, and EOS ends the
-        text.
+        EOS ends a text that is a model's whole targets.
         """
         windows = []
         for number, request in enumerate(requests):
-            ids = self.tok_encode(request.args[0])
-            ids = ids if self._reads.ends else ids[1:]
+            ids = self.tok_encode(request.args[0], self._reads.ends and not self._spans)
             most = self.max_length - len(self._gap)
             cut = get_rolling_token_windows(ids, self.prefix_token_id, most, 1)
             windows += [(number, *make_disjoint_window(pair)) for pair in cut]
