@@ -120,7 +120,7 @@ class Palimpsest(TemplateLM):
         return [*ids, self._special.eos] if self._reads.ends else [self._special.start, *ids]
 
     def _prompt(self, context: list[int]) -> list[int]:
-        """Returns the ids of a context, with a gap if spans are asked for: its own, or at its end."""
+        """Returns the ids of a context; spans need a gap, its own or one at its end."""
         if self._spans and self._gap[0] not in context:
             eos = self._special.eos
             words = context[:-1] if context[-1] == eos else context
