@@ -34,6 +34,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "pretrain": "trainer.pretrain",
         "finetune": "trainer.finetune",
         "evaluate": "trainer.evaluate",
+        "harness": "trainer.harness",
         "report": "trainer.report",
         "compare": "trainer.compare",
         "explain": "trainer.explain",

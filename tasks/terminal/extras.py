@@ -14,6 +14,7 @@ EXTRAS = {
         "zstandard",
         "trainer": "flax gin grain jax jaxlib optax orbax tensorboardX",
         "huggingface": "safetensors torch transformers",
+        "harness": "accelerate lm_eval",
         "seqio": "seqio tensorflow",
         "gcp": "gcsfs google",
         "demo": "matplotlib",

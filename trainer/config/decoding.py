@@ -26,6 +26,8 @@ METHODS = (GREEDY, BEAM, SAMPLE)
 T5X, TRANSFORMERS = "t5x", "transformers"
 _ALPHAS: Mapping[str, float] = {T5X: 0.6, TRANSFORMERS: 1.0}
 EARLY_STOPPING = ("false", "true", "never")
+# What a model that reads inputs is asked for after a context: all of its targets, or a span.
+TARGETS, SPAN = FORMS = ("targets", "span")
 
 _SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 _FINITE = Rule("finite", math.isfinite)

@@ -5,7 +5,7 @@ Dimensions: B rows of a batch, L positions, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +20,32 @@ from trainer.engine.step import used_parameters
 from trainer.model.transformer import Batch, build_model, run_model
 
 
-def of_targets(program: Program) -> Callable[[Any, Batch], jax.Array]:
-    """Returns the jitted (params, batch) -> log likelihoods of targets, float32 [B, L], in nats.
+class OfTargets(NamedTuple):
+    """A model's judgement of each target."""
 
-    They are multiplied by their weights. `params` are the model's own, as returned by
-    `Program.merged`.
+    log_BL: jax.Array  # float32, log likelihoods in nats times the targets' weights
+    greedy_BL: jax.Array  # bool, True if no token is likelier, and where a target has no weight
+
+
+def of_targets(program: Program) -> Callable[[Any, Batch], OfTargets]:
+    """Returns the jitted (params, batch) -> `OfTargets`.
+
+    `params` are the model's own, as returned by `Program.merged`.
     """
     model, mesh = build_model(program.spec), program.mesh
 
     @partial(
         jax.jit, in_shardings=(program.model_shardings, rows(mesh)), out_shardings=replicated(mesh)
     )
-    def likelihoods(params: Any, batch: Batch) -> jax.Array:
+    def likelihoods(params: Any, batch: Batch) -> OfTargets:
         with tracing_on(mesh, program.rules):
             output = run_model(model, used_parameters(model, params, program.shares), batch)
         logits_BLV: Any = getattr(output, "logits_BLV", output)
         log_BLV, side = jax.nn.log_softmax(logits_BLV.astype(jnp.float32)), target_side(batch)
         targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
-        return jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0] * weights_BL
+        log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
+        greedy_BL = (log_BL == jnp.max(log_BLV, axis=-1)) | (weights_BL == 0)
+        return OfTargets(log_BL * weights_BL, greedy_BL)
 
     return likelihoods
 
@@ -71,5 +79,5 @@ class Likelihood:
         0 on padding. By default the converter is the run's.
         """
         batch = pad_rows(rows_of(pairs, converter or self._converter), self._size)
-        log_BL = self._of_targets(params, put_batch(batch, self._mesh))
-        return np.asarray(log_BL, np.float64)[: len(pairs)]
+        made = self._of_targets(params, put_batch(batch, self._mesh))
+        return np.asarray(made.log_BL, np.float64)[: len(pairs)]

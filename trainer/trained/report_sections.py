@@ -124,7 +124,8 @@ def _losses(program: Program) -> Any:
         found = []
         for some_W in np.split(indices_W, range(size, len(indices_W), size)):
             batch = pad_rows(maker.make(some_W, noise.evaluation_keys(seed, some_W)), size)
-            log_W = np.asarray(of_targets(params, put_batch(batch, mesh)), np.float64).sum(axis=1)
+            log_WL = of_targets(params, put_batch(batch, mesh)).log_BL
+            log_W = np.asarray(log_WL, np.float64).sum(axis=1)
             weights_W = batch[f"{target_side(batch)}_loss_weights"].sum(axis=1)
             with np.errstate(invalid="ignore"):
                 found.append((-log_W / weights_W)[: len(some_W)])
