@@ -85,8 +85,16 @@ def _draw(flags: Flags) -> None:
     from experiments.laws import mixture as law
 
     around = _shares(flags.source)
-    drawn = law.draw(np.array([*around.values()]), flags.number or _NUMBER, flags.seed or 0)
-    print(";".join(_text(list(around), shares) for shares in drawn))
+    number = flags.number or _NUMBER
+    # Rounded, some are equal; each would cost a run.
+    drawn = law.draw(np.array([*around.values()]), 8 * number, flags.seed or 0)
+    texts = [*dict.fromkeys(_text(list(around), shares) for shares in drawn)][:number]
+    if len(texts) < number:
+        raise UserError(
+            f"{flags.source}: only {len(texts)} of {number} mixtures differ after rounding to "
+            "hundredths: draw fewer, or around a mixture without tiny shares"
+        )
+    print(";".join(texts))
 
 
 def _fit(flags: Flags) -> None:
@@ -165,6 +173,8 @@ def _read(
     path = files.join(folder, "results.jsonl")
     try:
         lines = [json.loads(line) for line in files.read_lines(path)]
+    except ValueError as error:
+        raise UserError(f"{path} has a line that is not JSON: run its sweep again") from error
     except FileNotFoundError as error:
         raise UserError(
             f"{folder} is not the folder of a sweep: it has no results.jsonl"

@@ -40,7 +40,10 @@ def run(flags: Flags) -> None:
         made = making.make(kind, texts, flags.count, flags.wrong, flags.seed)
         path = files.join(flags.output, f"{kind}.jsonl")
         if not made:
-            raise UserError(f"--corpus={flags.corpus} has no text for {kind}: leave it out")
+            raise UserError(
+                f"--corpus={flags.corpus} has too little text for {kind} with "
+                f"--wrong={flags.wrong}: leave it out of --kinds, or lower --wrong"
+            )
         files.make_folder(flags.output)
         question.write(path, made)
         print(f"{path}: {len(made):,} questions")

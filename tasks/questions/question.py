@@ -1,10 +1,11 @@
 """A text with a gap and what may fill it, and files of such questions.
 
 A line of a file is {"cloze": "The {} barks.", "choices": ["dog", "house"], "answer": 0}, with a
-"group" if it belongs to one, or {"text": …}.
+"group" if it belongs to one, or {"text": …}. Instead of "cloze" it may have "before" and "after".
 """
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,8 @@ from tasks.terminal.command_line import UserError
 
 GAP = "{}"
 _FORMS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
+# Longer texts are cut, so that no row is much longer than those of training.
+_TEXT_WORDS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,14 @@ def of_text(text: str) -> Question:
     return Question(before + " " * bool(before), (" ".join(words[half:]),))
 
 
+def cut(text: str) -> list[Question]:
+    """Returns the questions for a text of any length, in parts of at most 256 words."""
+    words = text.split()
+    parts = max(1, -(-len(words) // _TEXT_WORDS))
+    ends = [len(words) * part // parts for part in range(parts + 1)]
+    return [of_text(" ".join(words[a:b])) for a, b in itertools.pairwise(ends)]
+
+
 def of_pair(good: str, bad: str, group: str = "") -> Question:
     """Returns the question which of two sentences is right; the gap is where their words differ."""
     a, b = good.split(), bad.split()
@@ -72,12 +83,11 @@ def line(question: Question) -> dict[str, Any]:
     """Returns a question as a file has it."""
     if question.is_text:
         return {"text": question.before + question.right + question.after}
-    value = {
-        "cloze": question.cloze,
-        "choices": list(question.choices),
-        "answer": question.answer,
-    }
-    return value | ({"group": question.group} if question.group else {})
+    gap = {"cloze": question.cloze}
+    if GAP in question.before + question.after:
+        gap = {"before": question.before, "after": question.after}
+    group = {"group": question.group} if question.group else {}
+    return {**gap, "choices": list(question.choices), "answer": question.answer, **group}
 
 
 def write(path: str, questions: Iterable[Question]) -> None:
@@ -101,7 +111,8 @@ def read(path: str, flag: str) -> list[Question]:
                 value = json.loads(text)
             except ValueError as error:
                 raise UserError(f"{place}: this is not JSON; {_FORMS}") from error
-            found.append(of_line(value, place))
+            made = of_line(value, place)
+            found += cut(value["text"]) if made.is_text else [made]
     if not found:
         raise UserError(f"{flag} has no questions; {_FORMS}")
     return found
@@ -114,10 +125,16 @@ def of_line(value: Any, place: str) -> Question:
     if isinstance(value.get("text"), str) and value["text"].strip():
         return of_text(value["text"])
     cloze, choices, answer = (value.get(name) for name in ("cloze", "choices", "answer"))
-    if not isinstance(cloze, str) or not isinstance(choices, list) or cloze.count(GAP) != 1:
+    before, after = value.get("before"), value.get("after")
+    if isinstance(cloze, str) and cloze.count(GAP) == 1:
+        before, after = cloze.split(GAP)
+    if not (isinstance(before, str) and isinstance(after, str) and isinstance(choices, list)):
         raise UserError(f"{place}: {_FORMS}")
-    if not isinstance(answer, int) or not 0 <= answer < len(choices) or len(choices) < 2:
+    texts = [str(each) for each in choices if isinstance(each, str | int | float)]
+    if not all(map(str.strip, texts)) or len(texts) != len(choices):
+        raise UserError(f"{place}: choices must be texts, none of them empty")
+    if type(answer) is not int or not 0 <= answer < len(texts) or len(texts) < 2:
         raise UserError(f"{place}: answer must be the index, from 0, of one of two or more choices")
-    before, _, after = cloze.partition(GAP)
-    group = value.get("group", "")
-    return Question(before, tuple(map(str, choices)), answer, after, str(group))
+    if texts.count(texts[answer]) > 1:
+        raise UserError(f"{place}: the right choice {texts[answer]!r} is there twice")
+    return Question(before, tuple(texts), answer, after, str(value.get("group") or ""))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tasks.questions import baselines, question
@@ -14,15 +14,13 @@ from tasks.terminal.table import table
 # The name of a suite's results, in place of a split's, and its folder in model_dir.
 SUITE = "suite"
 ACCURACY, BITS = "suite_accuracy", "suite_bits_per_byte"
-# The group of all questions of a set.
-ALL = "all"
 
 
 class Score(NamedTuple):
-    """The score of a set's group, or of all of it (ALL), in percent or bits per byte."""
+    """The score of a set's group, or of all of it (None), in percent or bits per byte."""
 
     set: str
-    group: str
+    group: str | None
     metric: str
     questions: int
     score: Interval
@@ -56,7 +54,7 @@ def of(answered: Sequence[Answered]) -> list[Score]:
         for is_text in (False, True):
             some = [each for each in own if each.question.is_text == is_text]
             groups = dict.fromkeys(each.question.group for each in some)
-            found += [_score(name, ALL, some, is_text)] if some else []
+            found += [_score(name, None, some, is_text)] if some else []
             if len(groups) > 1:
                 found += [
                     _score(name, group, [e for e in some if e.question.group == group], is_text)
@@ -65,7 +63,7 @@ def of(answered: Sequence[Answered]) -> list[Score]:
     return found
 
 
-def _score(name: str, group: str, some: Sequence[Answered], is_text: bool) -> Score:
+def _score(name: str, group: str | None, some: Sequence[Answered], is_text: bool) -> Score:
     questions = [each.question for each in some]
     if is_text:
         sizes = [len(each.right.encode()) for each in questions]
@@ -79,7 +77,7 @@ def results(found: Sequence[Score]) -> dict[str, dict[str, float]]:
     """Returns "suite/SET" -> metrics: the whole sets' scores and the ends of their intervals."""
     by_set: dict[str, dict[str, float]] = {}
     for each in found:
-        if each.group == ALL:
+        if each.group is None:
             ends = {f"{each.metric}_low": each.score.low, f"{each.metric}_high": each.score.high}
             values = {each.metric: each.score.value} | ends
             by_set.setdefault(f"{SUITE}/{each.set}", {}).update(
@@ -97,7 +95,7 @@ def cells(score: Score) -> tuple[str, ...]:
     ends = [number.format(end) for end in score.score[1:]]
     return (
         score.set,
-        score.group,
+        "all" if score.group is None else score.group or "-",
         f"{score.questions:,}",
         number.format(score.score.value) + unit,
         "-" if math.isnan(score.score.low) else " to ".join(ends),
@@ -115,15 +113,20 @@ def path(model_dir: str, name: str) -> str:
     return files.join(model_dir, SUITE, f"{name}.jsonl")
 
 
-def write(file: str, answered: Iterable[Answered]) -> None:
-    """Writes a line for each question, with the log likelihoods of its choices."""
+def write(file: str, answered: Sequence[Answered]) -> None:
+    """Writes a line for each question, with the log likelihoods of its choices.
+
+    Keeps the answers to other sets that the file has.
+    """
+    sets = {each.set for each in answered}
+    others = [each for each in read(file) if each.set not in sets] if files.exists(file) else []
     lines = (
         {
             "set": each.set,
             **question.line(each.question),
             "scores": [round(score, 4) for score in each.scores],
         }
-        for each in answered
+        for each in [*others, *answered]
     )
     text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines)
     files.make_folder(file.rpartition("/")[0])

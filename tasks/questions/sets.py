@@ -1,7 +1,7 @@
 """Sets of questions by name: the ones that come with the package, files, folders, and corpora."""
 
 import pathlib
-from collections.abc import Sequence
+import re
 from typing import Any
 
 from tasks.questions import question
@@ -11,6 +11,7 @@ from tasks.terminal.command_line import UserError
 
 _OWN = pathlib.Path(__file__).parent / "files"
 _LINES = ".jsonl"
+_NAMED = re.compile(r"([\w.-]+)=(.+)")
 _FORMS = "a suite ({names}), a FILE.jsonl, a folder of them, or a SPEC of a corpus"
 
 
@@ -19,19 +20,24 @@ def names() -> list[str]:
     return sorted(each.name for each in _OWN.iterdir() if each.is_dir())
 
 
-def load(suites: Sequence[str], limit: int | None = None) -> dict[str, list[Question]]:
+def load(suites: str, limit: int | None = None) -> dict[str, list[Question]]:
     """Returns the sets of questions by name, at most `limit` of each, evenly spread.
 
-    A suite is one of `names()`, a folder, or a file: a set is SUITE.FILE or FILE. A SPEC of a
-    corpus, such as hf:OWNER/NAME, is a set of texts or, with ?inputs=…&targets=…, of pairs of a
-    right and a wrong sentence. Raises UserError if there is no such suite or it has no questions.
+    Suites are separated by commas. One is of `names()`, a folder, or a file: a set is SUITE.FILE or
+    FILE. A SPEC of a corpus, such as hf:OWNER/NAME, is a set of texts or, with
+    ?inputs=…&targets=…, of pairs of a right and a wrong sentence; NAME=SPEC names it. Raises
+    UserError if there is no such suite or it has no questions.
     """
     found: dict[str, list[Question]] = {}
-    for suite in suites:
+    for suite in filter(None, (each.strip() for each in suites.split(","))):
         for name, questions in _sets(suite, limit):
             if name in found:
-                raise UserError(f"--suite: two sets are called {name}: rename a file")
+                raise UserError(
+                    f"--suite: two sets are called {name}: rename a file, or write NAME=SPEC"
+                )
             found[name] = _spread(questions, limit)
+    if not found:
+        raise UserError(f"--suite={suites}: give {_FORMS.format(names=', '.join(names()))}")
     return found
 
 
@@ -49,30 +55,36 @@ def _sets(suite: str, limit: int | None) -> list[tuple[str, list[Question]]]:
     folder = str(own) if suite in names() else suite.rstrip("/")
     if suite.endswith(_LINES):
         return [(pathlib.PurePath(suite).stem, question.read(suite, flag))]
-    is_spec = suite == "python_docs" or (":" in suite and "://" not in suite)
-    listed = [] if is_spec else sorted(files.list_names(folder))
-    if paths := [each for each in listed if each.endswith(_LINES)]:
-        prefix = pathlib.PurePath(folder).name
-        return [
-            (
-                f"{prefix}.{path[: -len(_LINES)]}",
-                question.read(f"{folder}/{path}", f"{flag}/{path}"),
-            )
-            for path in paths
-        ]
-    if not is_spec:
+    named = _NAMED.match(suite)
+    name, spec = (named[1], named[2]) if named else ("", suite)
+    if spec == "python_docs" or (":" in spec and "://" not in spec):
+        # What follows the kind, without options.
+        path = spec.partition("?")[0].partition(":")[2] or spec
+        return [(name or re.sub(r"\W+", "_", path).strip("_"), of_corpus(spec, limit))]
+    listed = sorted(files.list_names(folder))
+    if not listed:
         raise UserError(f"{flag}: no such suite; give {_FORMS.format(names=', '.join(names()))}")
-    return [(_name(suite), of_corpus(suite, limit))]
-
-
-def _name(spec: str) -> str:
-    """Returns a SPEC's name: what follows the kind, without options and path."""
-    return pathlib.PurePath(spec.partition("?")[0].partition(":")[2] or spec).name.partition(".")[0]
+    paths = [each for each in listed if each.endswith(_LINES)]
+    if not paths:
+        raise UserError(f"{flag}: the folder has no {_LINES} file")
+    prefix = pathlib.PurePath(folder).name
+    return [
+        (f"{prefix}.{path.removesuffix(_LINES)}", question.read(f"{folder}/{path}", flag))
+        for path in paths
+    ]
 
 
 def of_corpus(spec: str, limit: int | None = None) -> list[Question]:
-    """Returns the pairs or texts of a corpus, in its order, as questions."""
-    found = [_of_row(row) for row in rows(spec, limit)]
+    """Returns the pairs or texts of a corpus, in its order, as questions.
+
+    Pairs of equal sentences are left out.
+    """
+    found: list[Question] = []
+    for row in rows(spec, limit):
+        if "inputs" not in row:
+            found += question.cut(row["text"])
+        elif row["inputs"].split() != row["targets"].split():
+            found.append(question.of_pair(row["inputs"], row["targets"]))
     if not found:
         raise UserError(f"--suite={spec} has no text")
     return found
@@ -95,9 +107,3 @@ def rows(spec: str, limit: int | None = None) -> list[dict[str, Any]]:
 def _filled(row: dict[str, Any]) -> bool:
     texts = [row[name] for name in ("text", "inputs", "targets") if name in row]
     return all(text and text.strip() for text in texts)
-
-
-def _of_row(row: dict[str, Any]) -> Question:
-    if "inputs" in row:
-        return question.of_pair(row["inputs"], row["targets"])
-    return question.of_text(row["text"])

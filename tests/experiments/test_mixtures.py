@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from experiments import mixtures as mixtures_command
 from experiments.laws import mixture
 from experiments.sweeps import definition
 from tasks.terminal.command_line import UserError
@@ -214,3 +215,17 @@ def test_a_search_from_draws_to_comparison(tmp_path):
     assert "8 mixtures" in found.stdout
     differences = [float(row.split("|")[-2]) for row in found.stdout.splitlines()[-8:]]
     assert max(map(abs, differences)) < 0.1
+
+
+def test_draws_differ_or_are_refused(capsys):
+    assert mixtures_command.main(["draw", "a=0.8,b=0.1,c=0.1", "--number=12"]) == 0
+    drawn = capsys.readouterr().out.strip().split(";")
+    assert len(set(drawn)) == len(drawn) == 12
+    with pytest.raises(UserError, match="mixtures differ after rounding"):
+        mixtures_command.main(["draw", "a=0.998,b=0.001,c=0.001", "--number=30"])
+
+
+def test_a_damaged_table_of_results_is_named(tmp_path):
+    (tmp_path / "results.jsonl").write_text('{"values": {"task"')
+    with pytest.raises(UserError, match="has a line that is not JSON"):
+        mixtures_command.main(["fit", str(tmp_path)])

@@ -32,6 +32,12 @@ def test_a_new_evaluation_replaces_that_of_the_same_step_and_split():
     assert merged["10"] == {"validation": {"loss": 4.0}, "train": {"loss": 6.0}}
 
 
+def test_a_suite_keeps_other_sets_of_the_same_step():
+    before = {"9": {"suite/a": {"x": 1.0}, "suite/b": {"x": 2.0}, "validation": {"loss": 1.0}}}
+    merged = whole_splits.merged(before, {9: {"suite/b": {"x": 3.0}}}, None)
+    assert merged["9"] == before["9"] | {"suite/b": {"x": 3.0}}
+
+
 def test_another_split_is_named_in_the_table():
     assert "split" not in evaluation_table({5: {"validation": ROW}})
     header, row = evaluation_table({5: {"train": ROW}}).splitlines()

@@ -12,6 +12,8 @@ from trainer.data.cached import CachedData
 from trainer.data.interface import Run
 
 Ids = list[int]
+# Positions of a question where the model sets no limit, so that no row exhausts the memory.
+_LONGEST = 8192
 # Words of a text that are filled at once: about T5's mean span of three tokens.
 _WORDS = 2
 # Names of BERT's pieces in known vocabularies, after those of the run's task.
@@ -55,7 +57,7 @@ class Filling:
         own = self._vocabulary
         self._encode = (lambda text: own.encode([text])[0].tolist()) if own else data.encode
         self.special = (own or run.converter).special.starting(model.start_id)
-        self.longest = model.max_positions if model.counts_positions else None
+        self.longest = model.max_positions if model.counts_positions else _LONGEST
         self._pieces = next(
             (pieces for each in tasks if (pieces := each.task.objective.pieces)), ()
         )
@@ -131,7 +133,7 @@ class Filling:
     def fits(self, choices: list[list[Filled]]) -> bool:
         """Returns whether the model has positions for all rows of a question."""
         sides = (side for rows in choices for row in rows for side in (row.inputs, row.targets))
-        return self.longest is None or max(map(len, sides)) <= self.longest
+        return max(map(len, sides), default=0) <= self.longest
 
     def _id(self, pieces: Sequence[str]) -> int:
         """Returns the id of the first of the pieces that the vocabulary has."""

@@ -36,24 +36,47 @@ class Suite:
         config = run.config
         self._config, self._program = config, program
         assert config.evaluation.suite is not None
-        found = sets.load(config.evaluation.suite.split(","), config.evaluation.examples)
+        found = sets.load(config.evaluation.suite, config.evaluation.examples)
         filling = Filling(run, vocabulary)
         self._special = filling.special
         self._questions: list[tuple[str, Question]] = []
         self._rows: list[list[list[Filled]]] = []
         for name, questions in found.items():
-            rows = [filling(question) for question in questions]
-            fitting = [number for number, own in enumerate(rows) if filling.fits(own)]
-            self._questions += [(name, questions[number]) for number in fitting]
-            self._rows += [rows[number] for number in fitting]
-            if left := len(rows) - len(fitting):
-                longer = f"longer than the model's {filling.longest} positions"
-                if not fitting:
-                    raise UserError(f"--suite: all questions of {name} are {longer}: leave it out")
-                _note(f"{left:,} of {len(rows):,} questions of {name} are {longer}: left out")
+            self._add(name, questions, filling)
         size = config.evaluation.batch_size or config.batch_size
         any_converter = features.converter(config.model, Lengths(_SHORTEST, _SHORTEST))
-        self._likelihood, self._size = Likelihood(program, any_converter, size), size
+        parts = program.mesh.size
+        self._size = -(-size // parts) * parts
+        self._likelihood = Likelihood(program, any_converter, self._size)
+
+    def _add(self, name: str, questions: list[Question], filling: Filling) -> None:
+        """Adds the questions of a set that the model can answer; says how many it cannot."""
+        long, alike = 0, 0
+        before = len(self._rows)
+        for question in questions:
+            rows = filling(question)
+            if not filling.fits(rows):
+                long += 1
+            elif _alike(rows, question.answer):
+                alike += 1
+            else:
+                self._questions.append((name, question))
+                self._rows.append(rows)
+        reasons = {
+            f"longer than the model's {filling.longest:,} positions": long,
+            "the same tokens, or none, with two choices": alike,
+        }
+        said = "; ".join(f"{count:,} are {why}" for why, count in reasons.items() if count)
+        if len(self._rows) == before:
+            raise UserError(
+                f"--suite: {name} has no question for this model ({said}): leave it out"
+            )
+        if said and processes.is_first():
+            left = long + alike
+            print(
+                f"note: {left:,} of {len(questions):,} questions of {name} are left out: {said}",
+                file=sys.stderr,
+            )
 
     def __call__(
         self, params: Any, stopping: Callable[[], bool] = lambda: False
@@ -98,9 +121,13 @@ class Suite:
         return min(inputs, model.max_positions), min(targets, model.max_positions)
 
 
-def _note(text: str) -> None:
-    if processes.is_first():
-        print(f"note: {text}", file=sys.stderr)
+def _alike(choices: list[list[Filled]], answer: int) -> bool:
+    """Returns whether a choice has no token, or the right one has the tokens of another."""
+    tokens = [
+        [(row.inputs.tolist(), row.targets.tolist(), row.first) for row in rows] for rows in choices
+    ]
+    empty = any(not sum(row.end - row.first for row in rows) for rows in choices)
+    return empty or tokens.count(tokens[answer]) > 1
 
 
 def _padded(length: int) -> int:

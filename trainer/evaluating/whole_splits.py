@@ -79,11 +79,14 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
 
 
 def recorded(
-    flags: EvaluateFlags, steps: Sequence[int], written: str, of_step: Callable[[int], Results]
+    flags: EvaluateFlags,
+    steps: Sequence[int],
+    written: str | None,
+    of_step: Callable[[int], Results],
 ) -> dict[int, Results]:
     """Returns the results of each step, which it also writes to the output that the flags name.
 
-    There they replace those of the same steps under the name `written`.
+    There they replace all those of the same steps under the name `written`; None: of their names.
     """
     output = flags.output or files.join(flags.model_dir, EVALUATION_FILE)
     # Read this first, to report damage before the evaluation.
@@ -135,9 +138,12 @@ def _as_lines(results: dict[int, Results]) -> str:
 
 
 def merged(
-    before: dict[str, Results], results: dict[int, Results], split: str
+    before: dict[str, Results], results: dict[int, Results], split: str | None
 ) -> dict[str, Results]:
-    """Merges `results` into `before`, replacing equal steps of the same `split`; sorts by step."""
+    """Merges `results` into `before`, replacing equal steps of the same `split`; sorts by step.
+
+    `split` None replaces equal names only.
+    """
     rows = dict(before)
     for step, result in results.items():
         others = {

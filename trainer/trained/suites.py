@@ -63,9 +63,6 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
             return by_set
         return {averages_config.label(each, flags.average): row for each, row in by_set.items()}
 
-    written = scores.SUITE
-    if flags.average:
-        written = averages_config.label(written, flags.average)
-    results = recorded(flags, steps, written, of_step)
+    results = recorded(flags, steps, None, of_step)
     checkpoints.close()
     return results

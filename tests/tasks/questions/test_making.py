@@ -94,7 +94,7 @@ def test_files_are_read_as_written_and_made_alike(texts, tmp_path, capsys):
 def test_texts_without_enough_words_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("Too short.\n")
     flags = [f"--corpus=text:{tmp_path}/a.txt", f"--output={tmp_path}/made"]
-    with pytest.raises(UserError, match="has no text for cloze: leave it out"):
+    with pytest.raises(UserError, match="too little text for cloze with --wrong=3: leave it out"):
         make_questions.main(flags)
     with pytest.raises(UserError, match="--kinds=close"):
         make_questions.main([*flags, "--kinds=close"])

@@ -38,7 +38,7 @@ def test_the_second_half_of_a_text_is_asked(text):
 
 
 def test_the_own_suites_have_questions_of_each_kind():
-    found = sets.load(["english", "romanian"])
+    found = sets.load("english,romanian")
     assert {"english.cloze", "romanian.agreement", "english.arithmetic"} <= found.keys()
     assert all(len(questions) >= 90 for questions in found.values())
     for name in ("english.agreement", "romanian.agreement"):
@@ -54,13 +54,14 @@ def test_files_folders_and_corpora_are_sets(tmp_path):
         "".join(json.dumps({"good": f"it is {i}", "bad": f"it are {i}"}) + "\n" for i in range(9))
     )
     spec = f"json:{tmp_path}/pairs.json?inputs={{good}}&targets={{bad}}"
-    found = sets.load([f"{tmp_path}/mine", f"{tmp_path}/mine/a.jsonl", spec], limit=4)
-    assert {name: len(each) for name, each in found.items()} == {"mine.a": 2, "a": 2, "pairs": 4}
-    assert found["pairs"][0].choices == ("is", "are")
+    suites = f"{tmp_path}/mine,{tmp_path}/mine/a.jsonl,my.pairs={spec},"
+    found = sets.load(suites, limit=4)
+    assert {name: len(each) for name, each in found.items()} == {"mine.a": 2, "a": 2, "my.pairs": 4}
+    assert found["my.pairs"][0].choices == ("is", "are")
 
 
 def test_a_limit_takes_questions_of_all_groups():
-    found = sets.load(["english"], limit=18)["english.cloze"]
+    found = sets.load("english", limit=18)["english.cloze"]
     assert len(found) == 18
     assert len({each.group for each in found}) == 9
 
@@ -75,23 +76,60 @@ def test_a_limit_takes_questions_of_all_groups():
         (json.dumps(CLOZE | {"cloze": "no gap"}), "line 1: give"),
         (json.dumps(CLOZE | {"answer": 2}), "line 1: answer must be the index"),
         (json.dumps(CLOZE | {"choices": ["dog"]}), "line 1: answer must be the index"),
+        (json.dumps(CLOZE | {"answer": True}), "line 1: answer must be the index"),
+        (json.dumps(CLOZE | {"choices": ["dog", " "]}), "line 1: choices must be texts"),
+        (json.dumps(CLOZE | {"choices": ["dog", None]}), "line 1: choices must be texts"),
+        (
+            json.dumps(CLOZE | {"choices": ["dog", "dog"]}),
+            "line 1: the right choice .dog.",
+        ),
     ],
 )
 def test_a_file_that_is_wrong_is_named(tmp_path, written, says):
     path = tmp_path / "a.jsonl"
     path.write_text(written)
     with pytest.raises(UserError, match=f"--suite={path}.*{says}"):
-        sets.load([str(path)])
+        sets.load(str(path))
 
 
 def test_unknown_suites_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"--suite=englsh: no such suite; give a suite \(english"):
-        sets.load(["englsh"])
+        sets.load("englsh")
+    with pytest.raises(UserError, match="--suite=,: give a suite"):
+        sets.load(",")
+    with pytest.raises(UserError, match=r"the folder has no \.jsonl file"):
+        sets.load(str(tmp_path.parent))
     with pytest.raises(UserError, match="no such file"):
-        sets.load([f"{tmp_path}/none.jsonl"])
+        sets.load(f"{tmp_path}/none.jsonl")
     (tmp_path / "english.cloze.jsonl").write_text(json.dumps(CLOZE))
     with pytest.raises(UserError, match="two sets are called english"):
-        sets.load(["english", f"{tmp_path}/english.cloze.jsonl"])
+        sets.load(f"english,{tmp_path}/english.cloze.jsonl")
+
+
+def test_a_corpus_has_a_name_and_parts_of_long_texts(tmp_path):
+    words = [f"w{number}" for number in range(600)]
+    (tmp_path / "a.txt").write_text(" ".join(words))
+    found = sets.load(f"text:{tmp_path}/*.txt?document=file")
+    ((name, asked),) = found.items()
+    assert name.endswith("_txt")
+    assert " ".join(each.before + each.right for each in asked).split() == words
+    assert max(len((each.before + each.right).split()) for each in asked) <= 256
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": " ".join(words)}))
+    assert sets.load(f"{tmp_path}/b.jsonl")["b"] == asked
+
+
+def test_a_question_about_a_text_with_braces_is_read_as_written(tmp_path):
+    (tmp_path / "a.json").write_text(
+        json.dumps({"good": "Use the {} sign", "bad": "Use a {} sign"})
+    )
+    (asked,) = sets.of_corpus(f"json:{tmp_path}/a.json?inputs={{good}}&targets={{bad}}")
+    scores.write(f"{tmp_path}/s.jsonl", [Answered("s", asked, [-1.0, -2.0])])
+    assert scores.read(f"{tmp_path}/s.jsonl") == [Answered("s", asked, [-1.0, -2.0])]
+    # Answers to other sets stay.
+    scores.write(f"{tmp_path}/s.jsonl", [Answered("t", asked, [-3.0, -2.0])])
+    scores.write(f"{tmp_path}/s.jsonl", [Answered("s", asked, [-4.0, -2.0])])
+    found = {each.set: each.scores for each in scores.read(f"{tmp_path}/s.jsonl")}
+    assert found == {"t": [-3.0, -2.0], "s": [-4.0, -2.0]}
 
 
 def test_wilsons_interval():
@@ -132,14 +170,14 @@ def test_equal_likelihoods_are_not_right():
 
 
 def test_scores_have_groups_and_results_intervals():
-    asked = [Question("", ("a", "b"), 0, "", group) for group in ("x", "x", "y")]
+    asked = [Question("", ("a", "b"), 0, "", group) for group in ("x", "x", "all")]
     answered = [
         Answered("s", each, [-1.0, other]) for each, other in zip(asked, (-2, 0, -2), strict=True)
     ]
     text = Answered("t", of_text("one two"), [-3 * math.log(2)])
     found = scores.of([*answered, text])
     assert [(each.set, each.group, round(each.score.value, 2)) for each in found] == [
-        ("s", "all", 66.67), ("s", "x", 50.0), ("s", "y", 100.0), ("t", "all", 1.0),
+        ("s", None, 66.67), ("s", "x", 50.0), ("s", "all", 100.0), ("t", None, 1.0),
     ]  # fmt: skip
     results = scores.results(found)
     assert results.keys() == {"suite/s", "suite/t"}

@@ -225,11 +225,24 @@ def test_questions_longer_than_a_table_of_positions_are_left_out(text_cache, tmp
     program = Program(run)
     answered = Suite(run, program)(program.initial_state().params)
     assert len(answered) == 2
-    says = "1 of 3 questions of a are longer than the model's 64 positions: left out"
+    says = "1 of 3 questions of a are left out: 1 are longer than the model's 64 positions"
     assert says in capsys.readouterr().err
     (tmp_path / "a.jsonl").write_text(long)
-    with pytest.raises(UserError, match="all questions of a are longer"):
+    with pytest.raises(UserError, match="a has no question for this model"):
         Suite(run, program)
+
+
+def test_choices_that_the_vocabulary_cannot_tell_apart_are_left_out(text_cache, tmp_path, capsys):
+    cloze = {"cloze": "It is {} here", "choices": ["\u4e00", "\u4e8c"], "answer": 0}
+    fair = {**cloze, "choices": ["one", "two"]}
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, (cloze, fair))))
+    flags = (f"--evaluation.suite={tmp_path}/a.jsonl", "--evaluation.batch_size=3")
+    for name in ({}, {"task": BERT, "preset": "bert_tiny", "lengths": (64, 64)}):
+        run = run_of(text_cache, *flags, **name)
+        program = Program(run)
+        (answered,) = Suite(run, program)(program.initial_state().params)
+        assert answered.question.choices == ("one", "two")
+        assert "1 of 2 questions of a are left out" in capsys.readouterr().err
 
 
 @pytest.mark.processes
