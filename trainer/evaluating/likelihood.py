@@ -73,11 +73,12 @@ class Likelihood:
         params: Any,
         pairs: Sequence[tuple[np.ndarray, np.ndarray]],
         converter: Converter | None = None,
+        size: int | None = None,
     ) -> np.ndarray:
         """Returns each target's log likelihood for at most a batch of pairs, float64 [pairs, L].
 
-        0 on padding. By default the converter is the run's.
+        0 on padding. By default, converter and size of the batch are the constructor's.
         """
-        batch = pad_rows(rows_of(pairs, converter or self._converter), self._size)
+        batch = pad_rows(rows_of(pairs, converter or self._converter), size or self._size)
         made = self._of_targets(params, put_batch(batch, self._mesh))
         return np.asarray(made.log_BL, np.float64)[: len(pairs)]

@@ -21,6 +21,8 @@ from trainer.engine.program import Program
 from trainer.evaluating.filling import Filled, Filling
 from trainer.evaluating.likelihood import Likelihood
 
+# Logits of a batch on a device, 1 GB in float32: long rows come in smaller batches.
+_LOGITS = 1 << 28
 # Rows are padded to powers of two of at least this many positions: few shapes to compile.
 _SHORTEST = 16
 
@@ -45,8 +47,8 @@ class Suite:
             self._add(name, questions, filling)
         size = config.evaluation.batch_size or config.batch_size
         any_converter = features.converter(config.model, Lengths(_SHORTEST, _SHORTEST))
-        parts = program.mesh.size
-        self._size = -(-size // parts) * parts
+        self._parts = program.mesh.size
+        self._size = -(-size // self._parts) * self._parts
         self._likelihood = Likelihood(program, any_converter, self._size)
 
     def _add(self, name: str, questions: list[Question], filling: Filling) -> None:
@@ -93,12 +95,13 @@ class Suite:
             for (inputs, targets), numbers in sorted(shapes.items()):
                 lengths = Lengths(inputs, targets)
                 converter = features.converter(self._config.model, lengths, self._special)
-                for first in range(0, len(numbers), self._size):
+                size = self._at_once(max(inputs, targets))
+                for first in range(0, len(numbers), size):
                     if stopping():
                         return None
-                    some = numbers[first : first + self._size]
+                    some = numbers[first : first + size]
                     pairs = [(rows[number].inputs, rows[number].targets) for number in some]
-                    tokens = self._likelihood.of_tokens(params, pairs, converter)
+                    tokens = self._likelihood.of_tokens(params, pairs, converter, size)
                     for number, log_L in zip(some, tokens, strict=True):
                         scores[number] = log_L[rows[number].first : rows[number].end].sum()
                     done += len(some)
@@ -108,6 +111,11 @@ class Suite:
             Answered(name, question, [math.fsum(next(left) for _ in some) for some in choices])
             for (name, question), choices in zip(self._questions, self._rows, strict=True)
         ]
+
+    def _at_once(self, length: int) -> int:
+        """Returns the number of rows of this length in a batch."""
+        most = _LOGITS // (length * self._config.model.vocab_size) * self._parts
+        return max(self._parts, min(self._size, most))
 
     def _shape(self, row: Filled) -> tuple[int, int]:
         inputs, targets = (_padded(len(each)) for each in (row.inputs, row.targets))
