@@ -24,6 +24,9 @@ class Flags:
     corpus: str = field(REQUIRED, "texts, as in pipeline.build", metavar="SPEC")
     output: str = field(REQUIRED, "folder to write to", metavar="FOLDER")
     kinds: tuple[str, ...] = field(_KINDS, f"kinds of questions, of {', '.join(_KINDS)}")
+    documents: int = field(
+        20_000, "documents to read, from the beginning of the corpus", rule=at_least(1)
+    )
     count: int = field(200, "questions of each kind, if the texts have them", rule=at_least(1))
     wrong: int = field(3, "wrong choices of a question; order has one", rule=at_least(1))
     seed: int = field(0, "seed of what is drawn")
@@ -35,7 +38,7 @@ def run(flags: Flags) -> None:
 
     if unknown := [each for each in flags.kinds if each not in making.KINDS]:
         raise UserError(f"--kinds={unknown[0]}: choose among {', '.join(_KINDS)}")
-    texts = [row["text"] for row in sets.rows(flags.corpus) if "text" in row]
+    texts = [row["text"] for row in sets.rows(flags.corpus, flags.documents) if "text" in row]
     for kind in flags.kinds:
         made = making.make(kind, texts, flags.count, flags.wrong, flags.seed)
         path = files.join(flags.output, f"{kind}.jsonl")

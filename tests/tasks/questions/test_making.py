@@ -80,15 +80,18 @@ def test_answers_are_at_all_places(made):
 
 def test_files_are_read_as_written_and_made_alike(texts, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n".join(" ".join(text.split()) for text in texts))
-    flags = [f"--corpus=text:{tmp_path}/a.txt", "--kinds=cloze,text", "--count=20"]
+    flags = [f"--corpus=text:{tmp_path}/a.txt", "--count=20"]
     for folder in ("a", "b"):
-        assert make_questions.main([*flags, f"--output={tmp_path}/{folder}"]) == 0
+        own = ["--kinds=cloze,text", f"--output={tmp_path}/{folder}"]
+        assert make_questions.main([*flags, *own]) == 0
     for name in ("cloze.jsonl", "text.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
         found = question.read(str(tmp_path / "a" / name), "")
         lines = (tmp_path / "a" / name).read_text().splitlines()
         assert [question.line(each) for each in found] == [json.loads(line) for line in lines]
     assert "20 questions" in capsys.readouterr().out
+    make_questions.main([*flags, "--kinds=text", "--documents=3", f"--output={tmp_path}/c"])
+    assert len(question.read(str(tmp_path / "c/text.jsonl"), "")) <= 3
 
 
 def test_texts_without_enough_words_are_refused(tmp_path):
