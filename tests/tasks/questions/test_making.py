@@ -90,8 +90,10 @@ def test_files_are_read_as_written_and_made_alike(texts, tmp_path, capsys):
         lines = (tmp_path / "a" / name).read_text().splitlines()
         assert [question.line(each) for each in found] == [json.loads(line) for line in lines]
     assert "20 questions" in capsys.readouterr().out
-    make_questions.main([*flags, "--kinds=text", "--documents=3", f"--output={tmp_path}/c"])
-    assert len(question.read(str(tmp_path / "c/text.jsonl"), "")) <= 3
+    make_questions.main([*flags, "--kinds=order", "--documents=9", f"--output={tmp_path}/c"])
+    first = "\n".join((tmp_path / "a.txt").read_text().splitlines()[:9])
+    for each in question.read(str(tmp_path / "c/order.jsonl"), ""):
+        assert each.before + each.right + each.after in first
 
 
 def test_texts_without_enough_words_are_refused(tmp_path):
