@@ -95,10 +95,12 @@ def test_a_file_that_is_wrong_is_named(tmp_path, written, says):
 def test_unknown_suites_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"--suite=englsh: no such suite; give a suite \(english"):
         sets.load("englsh")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.txt").write_text("text")
     with pytest.raises(UserError, match="--suite=,: give a suite"):
         sets.load(",")
     with pytest.raises(UserError, match=r"the folder has no \.jsonl file"):
-        sets.load(str(tmp_path.parent))
+        sets.load(f"{tmp_path}/other")
     with pytest.raises(UserError, match="no such file"):
         sets.load(f"{tmp_path}/none.jsonl")
     (tmp_path / "english.cloze.jsonl").write_text(json.dumps(CLOZE))
