@@ -21,7 +21,7 @@ _STARTS = (0.0, 0.5, 0.9)
 # Largest error accepted of mixtures left out, relative to the losses' standard deviation, which is
 # the error of a law that knows only their mean.
 _MISFIT = 0.5
-# Largest exponent, above that of any loss and below overflow.
+# Largest exponent: no loss has so large a one, and it does not overflow.
 _LARGEST = 50
 
 
@@ -85,9 +85,9 @@ def _power_starts(shares: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
 
 
 # Shares add up to 1, so a factor would be redundant in both. Source: Ye et al. 2024
-# (arXiv:2403.16952) for the exponential; the power law of tokens is that of Kaplan et
-# al. 2020 (arXiv:2001.08361), where a task's token counts as a_j tokens of the target, as in
-# Hernandez et al. 2021 (arXiv:2102.01293).
+# (arXiv:2403.16952) for the exponential; Kaplan et al. 2020 (arXiv:2001.08361) for the power law of
+# tokens, in which a token of task j counts as a_j tokens of the target, as in Hernandez et al. 2021
+# (arXiv:2102.01293).
 FORMS: Mapping[str, Form] = {
     "exponential": Form(
         ("c",), "t", (0.0, -np.inf), _exponential, _exponential_slopes, _exponential_starts

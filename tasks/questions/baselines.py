@@ -1,4 +1,4 @@
-"""What a set of questions yields without a model, and intervals of scores."""
+"""Baselines of a set of questions, which need no model, and intervals of scores."""
 
 import math
 import re
@@ -27,8 +27,8 @@ class Baselines(NamedTuple):
 
     Percent right by guessing (`chance`), by the choice of the most frequent words in the set's
     other text (`unigram`), and by the choice whose words are most often in the question's own
-    (`copying`). Bits per byte of texts: 8; the entropy of the set's bytes; and those of zlib, which
-    knows the first half.
+    (`copying`). Of texts, bits per byte: 8 (`chance`), the entropy of the set's bytes (`unigram`),
+    and what zlib needs for a second half once it has read the first (`copying`).
     """
 
     chance: float

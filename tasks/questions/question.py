@@ -15,7 +15,7 @@ from tasks.terminal.command_line import UserError
 
 GAP = "{}"
 _FORMS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
-# Longer texts are cut, so that no row is much longer than those of training.
+# Longer texts are cut, so that no row is much longer than rows in training.
 _TEXT_WORDS = 256
 
 

@@ -9,6 +9,7 @@ from tasks.questions import baselines, question
 from tasks.questions.baselines import Baselines, Interval
 from tasks.questions.question import Question
 from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
 # The name of a suite's results, in place of a split's, and its folder in model_dir.
@@ -134,6 +135,11 @@ def write(file: str, answered: Sequence[Answered]) -> None:
 
 
 def read(file: str) -> list[Answered]:
-    """Inverts `write`."""
-    lines: list[dict[str, Any]] = [json.loads(line) for line in files.read_lines(file)]
-    return [Answered(line["set"], question.of_line(line, file), line["scores"]) for line in lines]
+    """Inverts `write`; raises UserError, which names the file, if it is damaged."""
+    try:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in files.read_lines(file)]
+        return [
+            Answered(each["set"], question.of_line(each, file), each["scores"]) for each in lines
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is damaged: delete it, and answer the suite again") from error

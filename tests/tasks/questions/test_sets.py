@@ -132,6 +132,9 @@ def test_a_question_about_a_text_with_braces_is_read_as_written(tmp_path):
     scores.write(f"{tmp_path}/s.jsonl", [Answered("s", asked, [-4.0, -2.0])])
     found = {each.set: each.scores for each in scores.read(f"{tmp_path}/s.jsonl")}
     assert found == {"t": [-3.0, -2.0], "s": [-4.0, -2.0]}
+    (tmp_path / "s.jsonl").write_text('{"set": "s"')
+    with pytest.raises(UserError, match="is damaged: delete it, and answer the suite again"):
+        scores.read(f"{tmp_path}/s.jsonl")
 
 
 def test_wilsons_interval():
