@@ -39,15 +39,10 @@ def run(flags: Flags) -> None:
         return
     from tasks.reading import sources
 
-    found = sources.resolve(sources.parse(flags.pairs))
     splits: dict[str, list[dict[str, str]]] = {"validation": [], "train": []}
-    for piece in found.pieces:
-        for split, batch in sources.read(found, piece):
-            splits[split] += [
-                {name: row[name] for name in ("inputs", "targets")}
-                for row in batch.to_pylist()
-                if row.get("inputs") and row.get("targets")
-            ]
+    for split, row in sources.documents(flags.pairs):
+        if row.get("inputs") and row.get("targets"):
+            splits[split].append({name: row[name] for name in ("inputs", "targets")})
     if len(splits["train"]) < flags.count or not splits["validation"]:
         raise UserError(
             f"--pairs={flags.pairs} has {len(splits['train']):,} pairs to train on and "

@@ -56,12 +56,9 @@ def run(flags: Flags) -> None:
     from tasks.reading import sources
 
     lose = LOSSES[flags.undo]
-    found = sources.resolve(sources.parse(flags.corpus))
     by_split: dict[str, list[str]] = {"validation": [], "train": []}
-    for piece in found.pieces:
-        for split, batch in sources.read(found, piece):
-            for text in batch.column("text").to_pylist():
-                by_split[split] += _phrases(text or "", lose, flags.words)
+    for split, row in sources.documents(flags.corpus):
+        by_split[split] += _phrases(row["text"], lose, flags.words)
     held_out = set(by_split["validation"])
     by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
     os.makedirs(flags.output, exist_ok=True)

@@ -1,5 +1,6 @@
 """Sets of questions by name: the ones that come with the package, files, folders, and corpora."""
 
+import itertools
 import pathlib
 import re
 from typing import Any
@@ -94,14 +95,8 @@ def rows(spec: str, limit: int | None = None) -> list[dict[str, Any]]:
     """Returns the usable documents of a corpus, of all splits, with the columns of its batches."""
     from tasks.reading import sources
 
-    corpus = sources.resolve(sources.parse(spec))
-    found: list[dict[str, Any]] = []
-    for piece in corpus.pieces:
-        for _, batch in sources.read(corpus, piece):
-            found += [row for row in batch.to_pylist() if not row["problem"] and _filled(row)]
-            if limit is not None and len(found) >= limit:
-                return found[:limit]
-    return found
+    filled = (row for _, row in sources.documents(spec) if _filled(row))
+    return list(itertools.islice(filled, limit))
 
 
 def _filled(row: dict[str, Any]) -> bool:

@@ -56,6 +56,7 @@ __all__ = [
     "CorpusSpec",
     "Piece",
     "check_record",
+    "documents",
     "forms",
     "parse",
     "read",
@@ -117,3 +118,11 @@ def read(
     """
     for batch in listers.of_kind(corpus.spec.kind).read(corpus, piece, batch_documents):
         yield from splits.divide(piece, corpus.spec.validation, batch)
+
+
+def documents(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (split, columns) of each usable document of a corpus, in its order; see `read`."""
+    corpus = resolve(parse(spec))
+    for piece in corpus.pieces:
+        for split, batch in read(corpus, piece):
+            yield from ((split, row) for row in batch.to_pylist() if not row["problem"])
