@@ -168,7 +168,7 @@ def check_task(task: TaskSpec, config: Config) -> None:
         return
     fitting = " or ".join(_FITTING[name] for name in task.objective.architectures)
     raise UserError(
-        f"preset {config.preset} cannot train on task {task.name}, whose examples consist of "
+        f"{config.preset} cannot train on task {task.name}, whose examples consist of "
         f"{', '.join(task.objective.features)}: choose {fitting} or another task"
     )
 

@@ -22,13 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
@@ -37,101 +35,26 @@ from jax.experimental.pallas import triton
 from trainer.model.device import GPU_HEADS
 from trainer.model.fused_attention import NO_KEY, NO_QUERY, SAVED, ids_of
 from trainer.model.fused_kernels import LEAST
-from trainer.model.fused_tiles import MASKED
 from trainer.model.masks import Mask, Rows
-from trainer.model.positions import RelativeBias, T5RelativePosition, spread_diagonals
+from trainer.model.positions import RelativeBias
+from trainer.model.triton_tiles import (
+    LOG2_E,
+    Operands,
+    Plan,
+    dot,
+    gradients_of,
+    load_keys,
+    load_queries,
+    logits_of,
+    store,
+)
 
-_LOG2_E = math.log2(math.e)
 # Queries and keys of a tile. Tensor cores need 16; more queries reuse keys and values more often.
 _BLOCK_Q, _BLOCK = 128, 64
 # Programs of the bias's kernel per row and head that keep a GPU with 132 processors busy.
 _PROGRAMS = 512
 # Products of a tile and a head's channels in each kernel.
 _PRODUCTS = {"_forward": 2, "_query": 3, "_key": 4, "_bias": 2}
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The static part of a call; fields as in `fused_tiles.Plan`. `shared` is H / G."""
-
-    length: int
-    source_length: int
-    num_heads: int
-    shared: int
-    head_dim: int
-    predicate: Mask
-    bias: T5RelativePosition | None
-    scale: float
-    block_q: int
-    block: int
-    interpret: bool
-
-    @property
-    def groups(self) -> int:
-        """Heads of keys and values."""
-        return self.num_heads // self.shared
-
-    @property
-    def before(self) -> int:
-        """The number of distances below 0 in the bias vectors."""
-        return pl.cdiv(self.length, self.block_q) * self.block_q
-
-    def vectors(self, table_HR: Array) -> Array:
-        """Returns each head's bias by distance from `-before` on, [H, N], in units of log 2.
-
-        A matrix product looks it up, so that the gradient is one, too.
-        """
-        assert self.bias is not None
-        after = pl.cdiv(self.source_length, self.block) * self.block
-        bucket_N = self.bias.bucket(np.arange(-self.before, after))
-        choice_NR = jax.nn.one_hot(bucket_N, table_HR.shape[1], dtype=jnp.float32)
-        scaled_HR = table_HR * (self.scale * _LOG2_E)
-        return jnp.einsum("hr,nr->hn", scaled_HR, choice_NR, precision=lax.Precision.HIGHEST)
-
-    @property
-    def diagonals(self) -> tuple[int, int]:
-        """The first and last difference of a tile's key block and query block."""
-        last = 0 if self.predicate.skips else pl.cdiv(self.source_length, self.block) - 1
-        return 1 - pl.cdiv(self.length, self.block), last
-
-    def tiles(self, vector_HN: Array) -> Array:
-        """Returns the bias tiles of all diagonals, [H, D, q, k]."""
-        block, (first, last) = self.block, self.diagonals
-        heads, diagonals = len(vector_HN), last - first + 1
-        blocks_HMn = vector_HN.reshape(heads, -1, block)
-        start = self.before // block + first - 1
-        low, high = (blocks_HMn[:, start + n :][:, :diagonals] for n in (0, 1))
-        window_HDN = jnp.concatenate([low, high], 2)[:, :, 1:]
-        tiles = spread_diagonals(window_HDN.reshape(heads * diagonals, -1), block)
-        return tiles.reshape(heads, diagonals, block, block)
-
-
-class _Operands(NamedTuple):
-    """The operands of a kernel: ids [B * I, L], statistics [B, H, L].
-
-    If `k_BSJ` is None, `q_BLJ` holds queries, keys and values side by side; if only `v_BSJ` is,
-    `k_BSJ` holds keys and values.
-    """
-
-    q_BLJ: Any
-    k_BSJ: Any
-    v_BSJ: Any
-    query_IL: Any
-    key_IS: Any
-    vector_HN: Any = None
-    gradient_BLJ: Any = None
-    normaliser: Any = None
-    inner: Any = None
-
-    def parts(self, plan: _Plan) -> list[tuple[Any, int]]:
-        """Returns the array of queries, of keys and of values, and the first channel in it."""
-        q_BLJ, k_BSJ, v_BSJ = self[:3]
-        width, source = plan.num_heads * plan.head_dim, plan.groups * plan.head_dim
-        if k_BSJ is None:
-            return [(q_BLJ, 0), (q_BLJ, width), (q_BLJ, 2 * width)]
-        if v_BSJ is None:
-            return [(q_BLJ, 0), (k_BSJ, 0), (k_BSJ, source)]
-        return [(q_BLJ, 0), (k_BSJ, 0), (v_BSJ, 0)]
 
 
 def triton_attention(
@@ -170,7 +93,7 @@ def triton_attention(
         length, width = q_BLJ.shape[1:]
         source_length, source_width = k_BSJ.shape[1], k_BSJ.shape[2] // (2 if v_BSJ is None else 1)
     small = max(16, pl.next_power_of_2(min(length, source_length)))
-    plan = _Plan(
+    plan = Plan(
         length,
         source_length,
         width // head_dim,
@@ -186,15 +109,15 @@ def triton_attention(
     query_IL = ids_of(query, plan.predicate, length, NO_QUERY).reshape(-1, length)
     key_IS = ids_of(key, plan.predicate, source_length, NO_KEY).reshape(-1, source_length)
     table_HR = relative.table_HR if relative else None
-    return _attention(plan, table_HR, _Operands(q_BLJ, k_BSJ, v_BSJ, query_IL, key_IS))
+    return _attention(plan, table_HR, Operands(q_BLJ, k_BSJ, v_BSJ, query_IL, key_IS))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: _Plan, table_HR: Array | None, operands: _Operands) -> Array:
+def _attention(plan: Plan, table_HR: Array | None, operands: Operands) -> Array:
     return _forward(plan, table_HR, operands)[0]
 
 
-def _forward(plan: _Plan, table_HR: Array | None, operands: _Operands) -> tuple[Array, Any]:
+def _forward(plan: Plan, table_HR: Array | None, operands: Operands) -> tuple[Array, Any]:
     vector_HN = None if table_HR is None else plan.vectors(table_HR)
     q_BLJ = operands.q_BLJ
     grid = pl.cdiv(plan.length, plan.block_q), plan.num_heads, len(q_BLJ)
@@ -207,7 +130,7 @@ def _forward(plan: _Plan, table_HR: Array | None, operands: _Operands) -> tuple[
     return out_BLJ, (table_HR, operands, out_BLJ, normaliser)
 
 
-def _backward(plan: _Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
+def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     table_HR, operands, out_BLJ, normaliser = saved
     batch, heads = len(out_BLJ), plan.num_heads
     product_BLJ = gradient_BLJ.astype(jnp.float32) * out_BLJ.astype(jnp.float32)
@@ -223,7 +146,7 @@ def _backward(plan: _Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
         part = jax.ShapeDtypeStruct((parts, *tiles.shape), jnp.float32)
         (tiles_gradient,) = _call(_bias_kernel, plan, grid, operands, [part])
         # The tiles' logits are in units of log 2.
-        (table_gradient,) = to_table(*to_vector(jnp.sum(tiles_gradient, 0) / _LOG2_E))
+        (table_gradient,) = to_table(*to_vector(jnp.sum(tiles_gradient, 0) / LOG2_E))
     q_BLJ, k_BSJ, v_BSJ = operands[:3]
     grid = pl.cdiv(plan.source_length, plan.block), plan.groups, batch
     sources = [x for x in (k_BSJ, v_BSJ) if x is not None] or [q_BLJ]
@@ -234,7 +157,7 @@ def _backward(plan: _Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     (dq,) = _call(_query_kernel, plan, grid, operands, [q_BLJ], into=shared)
     dk = None if k_BSJ is None else of_sources[0]
     dv = None if v_BSJ is None else of_sources[1]
-    return table_gradient, _Operands(dq, dk, dv, None, None)
+    return table_gradient, Operands(dq, dk, dv, None, None)
 
 
 _attention.defvjp(_forward, _backward)
@@ -242,9 +165,9 @@ _attention.defvjp(_forward, _backward)
 
 def _call(
     kernel: Callable[..., None],
-    plan: _Plan,
+    plan: Plan,
     grid: tuple[int, ...],
-    operands: _Operands,
+    operands: Operands,
     results: list[Any],
     block: int = 0,
     into: Array | None = None,
@@ -277,7 +200,7 @@ def _call(
     )(*given)
 
 
-def _cost(plan: _Plan, kind: str, operands: _Operands, results: list[Any]) -> pl.CostEstimate:
+def _cost(plan: Plan, kind: str, operands: Operands, results: list[Any]) -> pl.CostEstimate:
     """Returns what a kernel does; no compiler reads it, but `trainer.plan` does."""
     batch, dtype = len(operands.q_BLJ), operands.q_BLJ.dtype
     pairs = batch * plan.num_heads * plan.length * plan.source_length
@@ -295,40 +218,20 @@ def _cost(plan: _Plan, kind: str, operands: _Operands, results: list[Any]) -> pl
     return pl.CostEstimate(flops=flops, transcendentals=pairs, bytes_accessed=read + written)
 
 
-class _Queries(NamedTuple):
-    """A block of one head's queries; the last three fields are None in the forward pass."""
-
-    at_q: Array
-    ids: list[Array]
-    q_qK: Array
-    gradient_qK: Any = None
-    normaliser_q: Any = None
-    inner_q: Any = None
-
-
-class _Keys(NamedTuple):
-    """A block of one head's keys and values."""
-
-    at_k: Array
-    ids: list[Array]
-    k_kK: Array
-    v_kK: Array
-
-
-def _forward_kernel(plan: _Plan, of: _Operands, out_ref: Any, normaliser_ref: Any) -> None:
+def _forward_kernel(plan: Plan, of: Operands, out_ref: Any, normaliser_ref: Any) -> None:
     i, head, row = (pl.program_id(axis) for axis in range(3))
     block = plan.block_q
-    queries = _queries(plan, of, row, i, block, head)
+    queries = load_queries(plan, of, row, i, block, head)
 
     def key_block(j: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         maximum_q, sum_q, mixed_qK = state
-        keys = _keys(plan, of, row, j, head // plan.shared)
-        logits_qk = _logits(plan, of, head, queries, keys)
+        keys = load_keys(plan, of, row, j, head // plan.shared)
+        logits_qk = logits_of(plan, of, head, queries, keys)
         larger_q = jnp.maximum(maximum_q, jnp.max(logits_qk, 1))
         weights_qk = jnp.exp2(logits_qk - larger_q[:, None])
         shrunk_q = jnp.exp2(maximum_q - larger_q)
         sum_q = sum_q * shrunk_q + jnp.sum(weights_qk, 1)
-        added_qK = _dot(weights_qk.astype(keys.v_kK.dtype), keys.v_kK)
+        added_qK = dot(weights_qk.astype(keys.v_kK.dtype), keys.v_kK)
         return larger_q, sum_q, mixed_qK * shrunk_q[:, None] + added_qK
 
     zero_q = jnp.zeros(block, jnp.float32)
@@ -338,46 +241,46 @@ def _forward_kernel(plan: _Plan, of: _Operands, out_ref: Any, normaliser_ref: An
     inside_q = queries.at_q < plan.length
     statistic = normaliser_ref.at[row, head, pl.ds(i * block, block)]
     triton.store(statistic, maximum_q + jnp.log2(sum_q), mask=inside_q)
-    _store(plan, (out_ref, 0), row, queries.at_q, i, head, mixed_qK / sum_q[:, None])
+    store(plan, (out_ref, 0), row, queries.at_q, i, head, mixed_qK / sum_q[:, None])
 
 
-def _query_kernel(plan: _Plan, of: _Operands, dq_ref: Any) -> None:
+def _query_kernel(plan: Plan, of: Operands, dq_ref: Any) -> None:
     i, head, row = (pl.program_id(axis) for axis in range(3))
-    queries = _queries(plan, of, row, i, plan.block, head)
+    queries = load_queries(plan, of, row, i, plan.block, head)
 
     def key_block(j: Any, dq_qK: Array) -> Array:
-        keys = _keys(plan, of, row, j, head // plan.shared)
-        _, gradient_qk = _gradients(plan, of, head, queries, keys)
-        return dq_qK + _dot(gradient_qk.astype(keys.k_kK.dtype), keys.k_kK)
+        keys = load_keys(plan, of, row, j, head // plan.shared)
+        _, gradient_qk = gradients_of(plan, of, head, queries, keys)
+        return dq_qK + dot(gradient_qk.astype(keys.k_kK.dtype), keys.k_kK)
 
     start = jnp.zeros((plan.block, plan.head_dim), jnp.float32)
     dq_qK = lax.fori_loop(0, _end(plan, i, plan.block), key_block, start)
-    _store(plan, (dq_ref, 0), row, queries.at_q, i, head, dq_qK * plan.scale)
+    store(plan, (dq_ref, 0), row, queries.at_q, i, head, dq_qK * plan.scale)
 
 
-def _key_kernel(plan: _Plan, of: _Operands, *refs: Any) -> None:
+def _key_kernel(plan: Plan, of: Operands, *refs: Any) -> None:
     j, group, row = (pl.program_id(axis) for axis in range(3))
-    keys = _keys(plan, of, row, j, group)
+    keys = load_keys(plan, of, row, j, group)
     first = j if plan.predicate.skips else 0
     blocks = jnp.maximum(pl.cdiv(plan.length, plan.block) - first, 0)
 
     def query_block(n: Any, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         head = group * plan.shared + lax.div(n, blocks)
-        queries = _queries(plan, of, row, first + lax.rem(n, blocks), plan.block, head)
-        weights_kq, gradient_kq = _gradients(plan, of, head, queries, keys, keys_first=True)
+        queries = load_queries(plan, of, row, first + lax.rem(n, blocks), plan.block, head)
+        weights_kq, gradient_kq = gradients_of(plan, of, head, queries, keys, keys_first=True)
         q_qK, gradient_qK = queries.q_qK, queries.gradient_qK
-        dk_kK = sums[0] + _dot(gradient_kq.astype(q_qK.dtype), q_qK)
-        return dk_kK, sums[1] + _dot(weights_kq.astype(q_qK.dtype), gradient_qK)
+        dk_kK = sums[0] + dot(gradient_kq.astype(q_qK.dtype), q_qK)
+        return dk_kK, sums[1] + dot(weights_kq.astype(q_qK.dtype), gradient_qK)
 
     start = jnp.zeros((plan.block, plan.head_dim), jnp.float32)
     dk_kK, dv_kK = lax.fori_loop(0, plan.shared * blocks, query_block, (start, start))
     # The results are arrays like those of keys and values.
     _, (_, of_keys), (_, of_values) = of.parts(plan)
-    _store(plan, (refs[0], of_keys), row, keys.at_k, j, group, dk_kK * plan.scale)
-    _store(plan, (refs[-1], of_values), row, keys.at_k, j, group, dv_kK)
+    store(plan, (refs[0], of_keys), row, keys.at_k, j, group, dk_kK * plan.scale)
+    store(plan, (refs[-1], of_values), row, keys.at_k, j, group, dv_kK)
 
 
-def _bias_kernel(plan: _Plan, of: _Operands, tiles_ref: Any) -> None:
+def _bias_kernel(plan: Plan, of: Operands, tiles_ref: Any) -> None:
     diagonal, head, part = (pl.program_id(axis) for axis in range(3))
     rows = of.q_BLJ.shape[0] // tiles_ref.shape[0]
     later = diagonal + plan.diagonals[0]
@@ -389,129 +292,17 @@ def _bias_kernel(plan: _Plan, of: _Operands, tiles_ref: Any) -> None:
 
     def tile(n: Any, sum_qk: Array) -> Array:
         row, i = part * rows + lax.div(n, blocks), first + lax.rem(n, blocks)
-        queries = _queries(plan, of, row, i, plan.block, head)
-        keys = _keys(plan, of, row, i + later, head // plan.shared)
-        return sum_qk + _gradients(plan, of, head, queries, keys)[1]
+        queries = load_queries(plan, of, row, i, plan.block, head)
+        keys = load_keys(plan, of, row, i + later, head // plan.shared)
+        return sum_qk + gradients_of(plan, of, head, queries, keys)[1]
 
     start = jnp.zeros((plan.block, plan.block), jnp.float32)
     tiles_ref[part, head, diagonal] = lax.fori_loop(0, rows * blocks, tile, start)
 
 
-def _end(plan: _Plan, i: Any, block_q: int) -> Any:
+def _end(plan: Plan, i: Any, block_q: int) -> Any:
     """Returns the number of key blocks that a block of queries sees."""
     blocks = pl.cdiv(plan.source_length, plan.block)
     if not plan.predicate.skips:
         return blocks
     return jnp.minimum((i + 1) * (block_q // plan.block), blocks)
-
-
-def _queries(plan: _Plan, of: _Operands, row: Any, i: Any, block: int, head: Any) -> _Queries:
-    at_q, places = i * block + jnp.arange(block), pl.ds(i * block, block)
-    load = partial(_channels, plan, row=row, at_n=at_q, index=i, head=head)
-    channels = load(of.parts(plan)[0])
-    queries = _Queries(at_q, _ids(plan, of.query_IL, row, at_q, i, NO_QUERY), channels)
-    if of.gradient_BLJ is None:
-        return queries
-    inside_q = at_q < plan.length
-    normaliser_q, inner_q = (
-        triton.load(ref.at[row, head, places], mask=inside_q, other=0.0)
-        for ref in (of.normaliser, of.inner)
-    )
-    return queries._replace(
-        gradient_qK=load((of.gradient_BLJ, 0)), normaliser_q=normaliser_q, inner_q=inner_q
-    )
-
-
-def _keys(plan: _Plan, of: _Operands, row: Any, j: Any, group: Any) -> _Keys:
-    at_k = j * plan.block + jnp.arange(plan.block)
-    load = partial(_channels, plan, row=row, at_n=at_k, index=j, head=group)
-    _, k, v = of.parts(plan)
-    return _Keys(at_k, _ids(plan, of.key_IS, row, at_k, j, NO_KEY), load(k), load(v))
-
-
-def _ids(plan: _Plan, ids_ref: Any, row: Any, at_n: Array, index: Any, none: int) -> list[Array]:
-    inside_n, places = at_n < ids_ref.shape[1], pl.ds(index * len(at_n), len(at_n))
-    ids = 2 if plan.predicate.prefix else 1
-    return [
-        triton.load(ids_ref.at[row * ids + number, places], mask=inside_n, other=none)
-        for number in range(ids)
-    ]
-
-
-def _channels(
-    plan: _Plan, part: tuple[Any, int], row: Any, at_n: Array, index: Any, head: Any
-) -> Array:
-    """Loads a block of one head's channels, with zeros after the end of the row."""
-    block, length = len(at_n), part[0].shape[1]
-    places = _places(plan, part, row, block, index, head)
-    if length % block == 0:
-        return triton.load(places)
-    return triton.load(places, mask=(at_n < length)[:, None], other=0.0)
-
-
-def _store(
-    plan: _Plan,
-    part: tuple[Any, int],
-    row: Any,
-    at_n: Array,
-    index: Any,
-    head: Any,
-    x_nK: Array,
-) -> None:
-    ref, places = part[0], _places(plan, part, row, len(at_n), index, head)
-    triton.store(places, x_nK.astype(ref.dtype), mask=(at_n < ref.shape[1])[:, None])
-
-
-def _places(plan: _Plan, part: tuple[Any, int], row: Any, block: int, index: Any, head: Any) -> Any:
-    (ref, first), size = part, plan.head_dim
-    return ref.at[row, pl.ds(index * block, block), pl.ds(first + head * size, size)]
-
-
-def _logits(
-    plan: _Plan, of: _Operands, head: Any, queries: _Queries, keys: _Keys, keys_first: bool = False
-) -> Array:
-    """Returns a tile's masked logits, float32 [q, k], or [k, q] with `keys_first`."""
-    (query, key), product = _along(keys_first), _product(keys_first)
-    logits = product(queries.q_qK, keys.k_kK) * (plan.scale * _LOG2_E)
-    distance = key(keys.at_k) - query(queries.at_q)
-    if of.vector_HN is not None:
-        logits += of.vector_HN[head, distance + plan.before]
-    visible = query(queries.ids[0]) == key(keys.ids[0])
-    if plan.predicate.causal:
-        visible &= distance <= 0
-    if plan.predicate.prefix:
-        visible |= query(queries.ids[1]) == key(keys.ids[1])
-    return jnp.where(visible, logits, MASKED)
-
-
-def _gradients(
-    plan: _Plan, of: _Operands, head: Any, queries: _Queries, keys: _Keys, keys_first: bool = False
-) -> tuple[Array, Array]:
-    """Returns a tile's weights and the gradients of its logits, both float32."""
-    (query, _), product = _along(keys_first), _product(keys_first)
-    logits = _logits(plan, of, head, queries, keys, keys_first)
-    weights = jnp.exp2(logits - query(queries.normaliser_q))
-    weights_gradient = product(queries.gradient_qK, keys.v_kK)
-    return weights, weights * (weights_gradient - query(queries.inner_q))
-
-
-def _along(keys_first: bool) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    """Returns functions that lay out a vector of queries, and one of keys, along their axis."""
-
-    def column(x: Array) -> Array:
-        return x[:, None]
-
-    def row(x: Array) -> Array:
-        return x[None, :]
-
-    return (row, column) if keys_first else (column, row)
-
-
-def _product(keys_first: bool) -> Callable[[Array, Array], Array]:
-    """Returns the function that multiplies channels of queries and keys into a tile."""
-    return lambda of_q, of_k: _dot(of_k, of_q.T) if keys_first else _dot(of_q, of_k.T)
-
-
-def _dot(x: Array, y: Array) -> Array:
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.dot(x, y, preferred_element_type=jnp.float32, precision=precision)

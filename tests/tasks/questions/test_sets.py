@@ -30,6 +30,12 @@ def test_the_gap_of_a_pair_is_where_it_differs(good, bad, before, choices, after
     assert found.before + found.right + found.after == good
 
 
+def test_a_corpus_with_commas_is_a_set(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"a": "One", "good": "is", "bad": "are"}))
+    spec = f"json:{tmp_path}/a.json?inputs={{a}}, {{good}}&targets={{a}}, {{bad}}"
+    assert sets.load(f"mine={spec};")["mine"][0].choices == ("is", "are")
+
+
 @pytest.mark.parametrize("text", ["one", "one two three", "a  b\nc d"])
 def test_the_second_half_of_a_text_is_asked(text):
     found = of_text(text)
@@ -54,8 +60,9 @@ def test_files_folders_and_corpora_are_sets(tmp_path):
         "".join(json.dumps({"good": f"it is {i}", "bad": f"it are {i}"}) + "\n" for i in range(9))
     )
     spec = f"json:{tmp_path}/pairs.json?inputs={{good}}&targets={{bad}}"
-    suites = f"{tmp_path}/mine,{tmp_path}/mine/a.jsonl,my.pairs={spec},"
-    found = sets.load(suites, limit=4)
+    suites = [f"{tmp_path}/mine", f"{tmp_path}/mine/a.jsonl", f"my.pairs={spec}", ""]
+    found = sets.load(",".join(suites), limit=4)
+    assert sets.load(";".join(suites), limit=4) == found
     assert {name: len(each) for name, each in found.items()} == {"mine.a": 2, "a": 2, "my.pairs": 4}
     assert found["my.pairs"][0].choices == ("is", "are")
 
