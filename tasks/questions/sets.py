@@ -24,10 +24,10 @@ def names() -> list[str]:
 def load(suites: str, limit: int | None = None) -> dict[str, list[Question]]:
     """Returns the sets of questions by name, at most `limit` of each, evenly spread.
 
-    Suites are separated by commas, or by ; if they contain commas. One is of `names()`, a folder, or a file: a set is SUITE.FILE or
-    FILE. A SPEC of a corpus, such as hf:OWNER/NAME, is a set of texts or, with
-    ?inputs=…&targets=…, of pairs of a right and a wrong sentence; NAME=SPEC names it. Raises
-    UserError if there is no such suite or it has no questions.
+    Suites are separated by commas, or by ; if they contain commas. One is of `names()`, a folder,
+    or a file: a set is SUITE.FILE or FILE. A SPEC of a corpus, such as hf:OWNER/NAME, is a set of
+    texts or, with ?inputs=…&targets=…, of pairs of a right and a wrong sentence; NAME=SPEC names
+    it. Raises UserError if there is no such suite or it has no questions.
     """
     found: dict[str, list[Question]] = {}
     separator = ";" if ";" in suites else ","
