@@ -122,7 +122,7 @@ class EvaluationConfig:
     examples: int | None = field(
         None,
         "maximum number of examples per task to generate text for, from the start of the split, "
-        "and maximum number of questions in each set of the suite; None: all",
+        "and of questions to take from each set of the suite; None means all",
         rule=at_least(1),
     )
     decoding: Decoding = field(
@@ -219,7 +219,7 @@ class EvaluateFlags:
     supervised: str | None = field(None, "T5 task, such as glue_mrpc, that judges predictions")
     examples: int | None = field(
         None,
-        "maximum number of examples per task, or questions per set; None: the run's",
+        "maximum number of examples per task, or of questions per set; None means the run's",
         rule=at_least(1),
     )
     suite: str | None = field(

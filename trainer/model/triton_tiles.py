@@ -1,4 +1,4 @@
-"""What `triton_attention` computes on a GPU tile by tile: blocks of queries and keys, and logits.
+"""Tiles of `triton_attention` on a GPU: blocks of queries and keys, their logits and gradients.
 
 Dimensions as in `triton_attention`.
 """
