@@ -44,6 +44,7 @@ def _run(config: Config, origins: dict[str, str]) -> int:
     with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
         with activity.doing(activity.STARTING, "opening the data"):
             run = prepare(config, origins, training=True)
+            hardware.keep_freed_memory()
 
         if config.engine == "t5x":
             from trainer.starting import resume
