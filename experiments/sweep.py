@@ -62,6 +62,12 @@ class Flags:
         None, "value to compare others with, or AXIS=VALUE,AXIS=VALUE", metavar="VALUE"
     )
     tune: str | None = field(None, "axis whose best value each combination takes", metavar="AXIS")
+    tune_seeds: int | None = field(
+        None,
+        "number of seeds that try all values of the tuned axis, while the others run with the best "
+        "one only; None means FILE's number, or all seeds",
+        rule=at_least(1),
+    )
     workers: int = field(
         1, "number of cells to run at the same time", rule=at_least(1), aliases=("processes",)
     )
@@ -100,7 +106,7 @@ def run(flags: Flags) -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"
     times = _step_times(flags.step_times, planned)
     if flags.dry_run:
-        _print_plan(planned, output)
+        _print_plan(sweep, planned, output)
         return 0
     files.make_folder(output)
     with lock.held(output, "sweep", "--output"), running.stoppable():
@@ -113,7 +119,12 @@ def run(flags: Flags) -> int:
                 for cell, key in ((cell, cell.key()) for cell in planned)
             ]
             check = functools.partial(results.outcome, metric=sweep.metric)
-            running.run(_to_run(placed, flags.retry), flags.workers, environment, check)
+            tried = [each for each in placed if each[0].seed in sweep.trial_seeds]
+            running.run(_to_run(tried, flags.retry), flags.workers, environment, check)
+            if len(tried) < len(placed):
+                others = _at_best(sweep, placed, tried)
+                running.run(_to_run(others, flags.retry), flags.workers, environment, check)
+                placed = tried + others
         except running.Stopped:
             print("SIGTERM: run the same command to resume", file=sys.stderr)
             return _TERMINATED
@@ -138,7 +149,7 @@ def _sweep(flags: Flags) -> Sweep:
             raise UserError(f"--seeds={flags.seeds}: give whole numbers, such as 0,1,2") from error
     if flags.baseline:
         changes["baseline"] = _baseline(sweep, flags.baseline)
-    for name in ("metric", "tune"):
+    for name in ("metric", "tune", "tune_seeds"):
         if getattr(flags, name) is not None:
             changes[name] = getattr(flags, name)
     return definition.checked(dataclasses.replace(sweep, **changes))  # type: ignore[arg-type]
@@ -176,6 +187,17 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
             f"{output} holds a different sweep, whose {part} is {theirs or 'unset'}, not "
             f"{ours or 'unset'}: choose another --output"
         )
+
+
+def _at_best(sweep: Sweep, placed: "list[_Placed]", tried: "list[_Placed]") -> "list[_Placed]":
+    """Returns the cells not yet tried whose values are the best; none while a trial is left."""
+    from experiments.sweeps import cells, results
+
+    outcomes = [results.outcome(*each, sweep.metric) for each in tried]
+    if any(each.status not in (cells.FINISHED, cells.FAILED) for each in outcomes):
+        return []
+    best = [dict(each) for each in results.tuned(results.curves_of(outcomes), sweep).values()]
+    return [each for each in placed if each not in tried and each[0].values in best]
 
 
 def _to_run(placed: "list[_Placed]", retry: bool) -> "list[_Placed]":
@@ -247,7 +269,7 @@ def _report(
     return int(bool(left))
 
 
-def _print_plan(planned: "list[Cell]", output: str) -> None:
+def _print_plan(sweep: Sweep, planned: "list[Cell]", output: str) -> None:
     from experiments.sweeps import estimating
     from tasks.terminal.table import table
     from trainer.optim.schedule import described
@@ -255,9 +277,18 @@ def _print_plan(planned: "list[Cell]", output: str) -> None:
     costs = {cell.label: estimating.cost(cell) for cell in planned}
     done = {cell.label: estimating.finished(cell, output) for cell in planned}
     over = [(cell, folder) for cell in planned if (folder := done[cell.label])]
+    tried = [cell for cell in planned if cell.seed in sweep.trial_seeds]
+    # The values that the other seeds run with: the best if they ran, or else the first.
+    others = [cell for cell in planned if cell.seed not in sweep.trial_seeds]
+    others.sort(key=lambda cell: not done[cell.label])
+    at_best: dict[Sequence[str], Cell] = {}
+    for cell in others:
+        fixed = [value for name, value in cell.values.items() if name != sweep.tune]
+        at_best.setdefault((*fixed, str(cell.seed)), cell)
+    expected = [*tried, *at_best.values()]
     speed, source = estimating.speed(over, costs)
     rows = []
-    for values, group in itertools.groupby(planned, lambda cell: cell.values):
+    for values, group in itertools.groupby(tried, lambda cell: cell.values):
         same = list(group)
         cost, left = costs[same[0].label], sum(not done[cell.label] for cell in same)
         sizes = (f"{n:,}" for n in (cost.parameters, cost.steps, cost.tokens))
@@ -276,12 +307,14 @@ def _print_plan(planned: "list[Cell]", output: str) -> None:
         "to run",
     )
     print(table([*planned[0].values, *names], rows))
-    to_run = [costs[cell.label] for cell in planned if not done[cell.label]]
+    to_run = [costs[cell.label] for cell in expected if not done[cell.label]]
     hours = sum(cost.seconds(speed) for cost in to_run) / 3600
+    if others:
+        print(f"seeds after {tried[-1].seed}: at the best {sweep.tune} only")
     for command in dict.fromkeys(each for cell in planned for each in cell.prepare):
         print(f"before: python -m {shlex.join(command)}")
     print(
-        f"{len(to_run)} of {len(planned)} cells to run: {sum(c.steps for c in to_run):,} steps, "
+        f"{len(to_run)} of {len(expected)} cells to run: {sum(c.steps for c in to_run):,} steps, "
         f"{sum(c.tokens for c in to_run):,} tokens, about {hours:,.1f} hours for one worker "
         f"({speed / 1e9:,.0f} GFLOP/s, {source})"
     )

@@ -15,7 +15,7 @@ FILES = pathlib.Path(__file__).parents[1] / "files"
 OUTPUT = "output"
 _KEYS = (
     *("title", "parameters", "prepare", "base", "then", "axes", "choices"),
-    *("seeds", "metric", "baseline", "tune"),
+    *("seeds", "metric", "baseline", "tune", "tune_seeds"),
 )
 Settings = Mapping[str, str]
 
@@ -62,10 +62,18 @@ class Sweep:
     # Axis -> label of the cells with which others are compared; {} for no comparison.
     baseline: Settings = dataclasses.field(default_factory=dict)
     tune: str = ""  # axis whose best value each combination of other axes takes; "" for none
+    # How many of the seeds, from the first on, try all values of `tune`; the others run with the
+    # best one only. None means all.
+    tune_seeds: int | None = None
 
     def axis(self, name: str) -> Axis:
         """Returns the axis of this name, which must exist."""
         return next(axis for axis in self.axes if axis.name == name)
+
+    @property
+    def trial_seeds(self) -> tuple[int, ...]:
+        """The seeds by which values of `tune` are chosen."""
+        return self.seeds[: self.tune_seeds]
 
     def combinations(self) -> Iterator[tuple[Choice, ...]]:
         """Yields the combinations of the axes' values; the last axis changes fastest."""
@@ -139,7 +147,8 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
     }
     settings: dict[str, Any] = {key: _texts(tables[key]) for key in ("parameters", "base", "then")}
     lists: dict[str, Any] = {"prepare": tuple(prepare), "axes": tuple(axes), "seeds": tuple(seeds)}
-    return Sweep(name, **texts, **settings, **lists, baseline=_texts(baseline))
+    others = {"baseline": _texts(baseline), "tune_seeds": value.get("tune_seeds")}
+    return Sweep(name, **texts, **settings, **lists, **others)
 
 
 def _table(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -261,6 +270,11 @@ def checked(sweep: Sweep) -> Sweep:
             )
     if sweep.tune and sweep.tune not in names:
         raise UserError(f"tune: there is no axis {sweep.tune}; the axes are {', '.join(names)}")
+    if (count := sweep.tune_seeds) is not None:
+        if type(count) is not int or count < 1:
+            raise UserError(f"tune_seeds={count}: give the number of seeds, 1 or more")
+        if not sweep.tune:
+            raise UserError(f"tune_seeds={count}: there is no axis to tune; name it with tune")
     if sweep.tune in sweep.baseline:
         raise UserError(f"tune: {sweep.tune} is part of the baseline: remove it from one of them")
     return sweep

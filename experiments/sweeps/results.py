@@ -88,14 +88,14 @@ def baseline_of(values: Values, baseline: Mapping[str, str]) -> Values:
 def tuned(curves: Curves, sweep: Sweep) -> dict[Values, Values]:
     """Returns combination of the other axes -> combination with the best value of `tune`.
 
-    Means over seeds are compared; combinations that lack a seed are left out.
+    Means over the sweep's `trial_seeds` are compared; combinations that lack one are left out.
     """
     best: dict[Values, tuple[float, Values]] = {}
     sign = 1 if lower_is_better("metric", sweep.metric) else -1
     for values, by_seed in curves.items():
         others = tuple(pair for pair in values if pair[0] != sweep.tune)
-        if len(by_seed) == len(sweep.seeds):
-            score = sign * Spread.of([each.final for each in by_seed.values()]).mean
+        if by_seed.keys() >= {*sweep.trial_seeds}:
+            score = sign * Spread.of([by_seed[seed].final for seed in sweep.trial_seeds]).mean
             if score == score and (others not in best or score < best[others][0]):
                 best[others] = score, values
     return {others: values for others, (_, values) in best.items()}
@@ -192,6 +192,8 @@ def notes(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
     if sweep.baseline:
         shown = ", ".join(f"{axis}={label}" for axis, label in sweep.baseline.items())
         tuned_too = f", each at its best {sweep.tune}" if sweep.tune else ""
+        if sweep.trial_seeds != sweep.seeds:
+            tuned_too += f" by seed {', '.join(map(str, sweep.trial_seeds))}"
         lines.append(f"Baseline: {shown}, with equal values on the other axes{tuned_too}.")
     for each in outcomes:
         if each.status == cells.FAILED:

@@ -139,6 +139,8 @@ def test_a_baseline_may_be_rates_of_a_mixture():
         ("baseline = 'x'\n[axes]\nbatch_size = [1]", "axis batch_size has no value x; it has 1"),
         ("baseline = { bach_size = 1 }\n[axes]\nbatch_size = [1]", "there is no axis bach_size"),
         ("tune = 'x'\n[axes]\nbatch_size = [1]", "tune: there is no axis x"),
+        ("tune_seeds = 1\n[axes]\nbatch_size = [1]", "tune_seeds=1: there is no axis to tune"),
+        ("tune = 'a'\ntune_seeds = 0\n[axes]\na = [1]", "tune_seeds=0: give the number of seeds"),
         ("[axes]\nbatch_size = [1, 1.0]", "batch_size occurs twice, written differently"),
         ("baseline = 'x'", "baseline is a value of an axis, but there is no axis"),
         ("[choices]\nx = 1", "choices.x must have a table of fields for each label"),

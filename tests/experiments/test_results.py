@@ -112,6 +112,26 @@ def test_a_tuned_axis_takes_its_best_value_with_all_seeds():
     assert lines[-1]["why"] == "loss is nan"
 
 
+def test_a_tuned_axis_is_chosen_by_its_trial_seeds_only():
+    """The mean of both seeds would choose the other rate."""
+    sweep = Sweep(
+        "s", axes=(axis("arm", "a", "b"), axis("rate", "1", "2")), seeds=(0, 1),
+        baseline={"arm": "a"}, tune="rate", tune_seeds=1,
+    )  # fmt: skip
+    outcomes = [
+        *(outcome({"arm": "a", "rate": rate}, 0, final) for rate, final in (("1", 3), ("2", 4))),
+        *(outcome({"arm": "b", "rate": rate}, 0, final) for rate, final in (("1", 2), ("2", 1))),
+        outcome({"arm": "a", "rate": "1"}, 1, 9.0), outcome({"arm": "b", "rate": "2"}, 1, 7.0),
+        outcome({"arm": "b", "rate": "1"}, 1, -9.0),
+    ]  # fmt: skip
+    curves = results.curves_of(outcomes)
+    found = rows(results.table(sweep, curves, *constant(curves)))[2:]
+    assert [row[1] for row in found] == ["1 (best, at the edge)", "2", "1", "2 (best, at the edge)"]
+    assert [row[4] for row in found] == ["2", "1", "2", "2"]
+    assert found[3][6] == "-2.0000 ± 0.0000"
+    assert "each at its best rate by seed 0." in results.notes(sweep, outcomes)
+
+
 def test_higher_is_better_of_accuracy():
     sweep = Sweep("s", axes=(axis("rate", "1", "2"),), metric="accuracy", tune="rate")
     outcomes = [outcome({"rate": "1"}, 0, 0.5), outcome({"rate": "2"}, 0, 0.6)]

@@ -137,6 +137,41 @@ def test_finished_cells_are_kept(folder, finished):
 
 
 @pytest.mark.processes
+def test_seeds_that_do_not_tune_run_with_the_best_value_only(folder, finished):
+    output = finished[0].parent / "tuned"
+    _share_prepared(finished[0], output)
+    flags = (
+        *("--axis=optimizer.learning_rate=1e-9,0.01", "--tune=optimizer.learning_rate"),
+        *("--tune_seeds=1", "--baseline=model.mlp_activations=relu", "--train_steps=20"),
+        *("--evaluation.every_steps=10", "--workers=2"),
+    )
+    plan = here(folder, output, "--dry_run", *flags).stdout.splitlines()
+    assert "seeds after 3: at the best optimizer.learning_rate only" in plan
+    assert "6 of 6 cells to run: 120 steps" in plan[-1]
+    done = sweep(folder, output, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+    ran = [(*line["values"].values(), line["seed"]) for line in lines]
+    arms = ("relu", "squared_relu")
+    assert ran[:4] == [(arm, rate, 3) for arm in arms for rate in ("1e-9", "0.01")]
+    assert ran[4:] == [(arm, "0.01", 4) for arm in arms]
+    before = results(output)
+    again = here(folder, output, *flags)
+    assert "2 of 2 cells finished before" in again.stdout
+    assert results(output) == before
+
+
+def _share_prepared(of, made):
+    """Gives a sweep's folder the vocabulary and the cache of another."""
+    made.mkdir()
+    for name in ("vocabulary", "cache"):
+        (made / name).symlink_to(of / name)
+    prepared = json.loads((of / "prepared.json").read_text())
+    moved = [[word.replace(str(of), str(made)) for word in line] for line in prepared]
+    (made / "prepared.json").write_text(json.dumps(moved))
+
+
+@pytest.mark.processes
 def test_a_folder_of_another_sweep_is_refused(folder, finished):
     output = finished[0]
     refused = here(folder, output, "--train_steps=5")
@@ -164,12 +199,7 @@ def test_failed_cells_are_recorded_and_run_again_by_choice(folder, finished):
     flags = (*flags, "--axis=model.mlp_activations=relu")
     flags = (*flags, "--baseline=model.mlp_activations=relu")
     made = output.parent / "failing"
-    made.mkdir()
-    for name in ("vocabulary", "cache"):
-        (made / name).symlink_to(output / name)
-    prepared = json.loads((output / "prepared.json").read_text())
-    moved = [[word.replace(str(output), str(made)) for word in line] for line in prepared]
-    (made / "prepared.json").write_text(json.dumps(moved))
+    _share_prepared(output, made)
     failed = sweep(folder, made, *flags)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "failed" in failed.stdout
