@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.terminal import toml_flags
 from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.texts import listed
 from tasks.terminal.toml_flags import as_text, flat
 
 FILES = pathlib.Path(__file__).parents[1] / "files"
@@ -189,8 +190,8 @@ def with_axis(sweep: Sweep, text: str) -> Sweep:
 
     For an axis of named choices, these are the choices to run.
     """
-    name, _, listed = text.partition("=")
-    values = [each.strip() for each in listed.split(";" if ";" in listed else ",")]
+    name, _, after = text.partition("=")
+    values = listed(after)
     if not name or not all(values):
         raise UserError(f"--axis={text}: write it as optimizer.learning_rate=0.01,0.02")
     before = {axis.name: axis for axis in sweep.axes}

@@ -9,6 +9,7 @@ from tasks.questions import question
 from tasks.questions.question import Question
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.texts import listed
 
 _OWN = pathlib.Path(__file__).parent / "files"
 _LINES = ".jsonl"
@@ -30,8 +31,7 @@ def load(suites: str, limit: int | None = None) -> dict[str, list[Question]]:
     it. Raises UserError if there is no such suite or it has no questions.
     """
     found: dict[str, list[Question]] = {}
-    separator = ";" if ";" in suites else ","
-    for suite in filter(None, (each.strip() for each in suites.split(separator))):
+    for suite in filter(None, listed(suites)):
         for name, questions in _sets(suite, limit):
             if name in found:
                 raise UserError(
@@ -63,10 +63,10 @@ def _sets(suite: str, limit: int | None) -> list[tuple[str, list[Question]]]:
         # What follows the kind, without options.
         path = spec.partition("?")[0].partition(":")[2] or spec
         return [(name or re.sub(r"\W+", "_", path).strip("_"), of_corpus(spec, limit))]
-    listed = sorted(files.list_names(folder))
-    if not listed:
+    inside = sorted(files.list_names(folder))
+    if not inside:
         raise UserError(f"{flag}: no such suite; give {_FORMS.format(names=', '.join(names()))}")
-    paths = [each for each in listed if each.endswith(_LINES)]
+    paths = [each for each in inside if each.endswith(_LINES)]
     if not paths:
         raise UserError(f"{flag}: the folder has no {_LINES} file")
     prefix = pathlib.PurePath(folder).name

@@ -1,4 +1,4 @@
-"""Checks texts that Python or a command line gives."""
+"""Texts that Python or a command line gives: checks, lists, and short forms."""
 
 import reprlib
 
@@ -15,6 +15,11 @@ def checked(text: object, name: str) -> str:
         half = error.object[error.start]
         raise UserError(f"{name} has half a character, {half!r}: remove it, or decode it") from None
     return text
+
+
+def listed(text: str) -> list[str]:
+    """Returns the parts of a list, which are separated by commas, or by ; if it contains any."""
+    return [part.strip() for part in text.split(";" if ";" in text else ",")]
 
 
 def shown(value: object) -> str:
