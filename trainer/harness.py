@@ -8,6 +8,7 @@ Prints the harness's table. Tasks are the harness's own, or those of YAML files 
 
 import dataclasses
 import json
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage import files
@@ -76,14 +77,24 @@ def run(flags: Flags) -> None:
             log_samples=flags.output is not None,
             task_manager=manager,
         )
-    except (ConnectionError, FileNotFoundError) as error:
-        raise UserError(f"--tasks={','.join(flags.tasks)}: {error}") from error
+    except Exception as error:
+        if isinstance(error, UserError) or _is_ours(error):
+            raise
+        # A task with an empty file raises an empty StopIteration.
+        said = " ".join(f"{type(error).__name__} {error}".split())
+        raise UserError(f"--tasks={','.join(flags.tasks)}: {said}") from error
     print(make_table(results))
     if results.get("groups"):
         print(make_table(results, "groups"))
     if flags.output:
         text = json.dumps(results, default=handle_non_serializable, ensure_ascii=False, indent=1)
         files.write_bytes(flags.output, text.encode())
+
+
+def _is_ours(error: Exception) -> bool:
+    """Returns whether this project's model raised an error, not the harness or its tasks."""
+    names = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return "trainer.trained.harness" in names
 
 
 def _manager(flags: Flags) -> "TaskManager":

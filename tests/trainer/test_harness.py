@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -300,6 +301,18 @@ def test_mistakes_are_named(fails, tasks, tmp_path, text_cache, monkeypatch):
     fails("--include_path=nowhere: no such folder", "--include_path=nowhere")
     (tmp_path / "lost.yaml").write_text((tasks / "texts.yaml").read_text().replace("jsonl", "gone"))
     fails("--tasks=texts: ", f"--include_path={tmp_path}")
+    text = (tasks / "texts.yaml").read_text()
+    for name, written in (("empty", ""), ("broken", "{"), ("other", '{"column": "x"}\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text(written)
+        data = re.sub(r"[^ \"']+\.jsonl", f"{tmp_path}/{name}/a.jsonl", text)
+        (tmp_path / name / "mine.yaml").write_text(data)
+        fails("--tasks=texts: ", f"--include_path={tmp_path}/{name}")
+    fails(
+        "generation_kwargs: invalid literal for int() with base 10: 'abc'",
+        "--tasks=answers",
+        "--gen_kwargs=max_gen_toks=abc",
+    )
     fails("exists: name another file", f"--output={tasks}/texts.yaml")
     masked = {"task": "python_docs_masked_lm", "lengths": (64, 64)}
     encoder = save_run(text_cache, tmp_path / "bert", "bert_tiny", **masked)

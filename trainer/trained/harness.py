@@ -231,7 +231,10 @@ class Palimpsest(TemplateLM):
 
     def _decoding(self, settings: dict[str, Any]) -> tuple[list[str], Decoding]:
         """Returns the strings that end a text, and how to decode, from a task's settings."""
-        settings = dict(normalize_gen_kwargs(settings, _NEW_TOKENS))
+        try:
+            settings = dict(normalize_gen_kwargs(settings, _NEW_TOKENS))
+        except ValueError as error:
+            raise UserError(f"generation_kwargs: {error}") from error
         until = handle_stop_sequences(settings.pop("until", None), None)
         new, samples = settings.pop("max_gen_toks"), settings.pop("do_sample", False)
         if not samples:
