@@ -3,8 +3,8 @@
     python -m experiments.few_pairs --pairs=SPEC --count=64 --seed=0 --output=DIR
 
 Writes train.jsonl of `count` pairs, as many of each target as there can be if targets repeat, and
-validation.jsonl of the pairs held out, at most --held_out of them. Prints how many of these have
-the most frequent target.
+validation.jsonl of the pairs held out, at most --held_out of them; inputs of the whole validation
+split are not in train.jsonl. Prints how many of the pairs held out have the most frequent target.
 """
 
 import dataclasses
@@ -35,7 +35,8 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Writes the pairs unless they already exist."""
-    if files.exists(files.join(flags.output, "train.jsonl")):
+    if files.exists(path := files.join(flags.output, "train.jsonl")):
+        print(f"{path} exists and is kept: to draw others, name another --output")
         return
     from tasks.reading import sources
 
@@ -43,11 +44,13 @@ def run(flags: Flags) -> None:
     for split, row in sources.documents(flags.pairs):
         if row.get("inputs") and row.get("targets"):
             splits[split].append({name: row[name] for name in ("inputs", "targets")})
-    if len(splits["train"]) < flags.count or not splits["validation"]:
+    held_out = {row["inputs"] for row in splits["validation"]}
+    splits["train"] = [row for row in splits["train"] if row["inputs"] not in held_out]
+    if len(splits["train"]) < flags.count or not held_out:
         raise UserError(
             f"--pairs={flags.pairs} has {len(splits['train']):,} pairs to train on and "
             f"{len(splits['validation']):,} held out: take a --count of at most the first, and a "
-            "corpus with ?inputs=…&targets=…"
+            "corpus with ?inputs=…&targets=… and a validation split, such as …&validation=0.1"
         )
     draw = random.Random(flags.seed)
     splits["train"] = drawn(splits["train"], flags.count, draw)

@@ -181,11 +181,14 @@ def _read(
         ) from error
     runs: _Runs = {}
     for line in lines:
-        if [*line["values"]] != ["task"]:
+        values = line.get("values") if isinstance(line, dict) else None
+        if not isinstance(values, dict):
+            raise UserError(f"{path} has a line without values: run its sweep again")
+        if [*values] != ["task"]:
             raise UserError(f"{path} must have the axis task alone")
         if "metrics" not in line:
             continue
-        shares = _shares(line["values"]["task"])
+        shares = _shares(values["task"])
         tasks = tasks or [*shares]
         if {*tasks} != {*shares}:
             raise UserError(f"{path} mixes {', '.join(shares)}, not {', '.join(tasks)}")
@@ -193,7 +196,10 @@ def _read(
         for target in chosen.split(",") if chosen else tasks:
             value = value_of("--metric", f"{target}/{metric}", line["metrics"])
             if not isinstance(value, float) or value <= 0:
-                raise UserError(f"{path}: {line['values']['task']} has {target}/{metric} {value}")
+                raise UserError(
+                    f"{path}: {values['task']} has {target}/{metric} {value}, which no law fits: "
+                    "delete its line"
+                )
             losses.append(value)
         runs.setdefault(tuple(shares[task] for task in tasks), []).append(losses)
     if not runs:

@@ -19,9 +19,10 @@ from tasks.terminal.fields import REQUIRED, at_least, field
 
 
 def without_diacritics(text: str) -> str:
-    """Removes diacritics."""
+    """Removes diacritics; returns NFC."""
     parts = unicodedata.normalize("NFD", text)
-    return "".join(each for each in parts if not unicodedata.combining(each))
+    left = "".join(each for each in parts if not unicodedata.combining(each))
+    return unicodedata.normalize("NFC", left)
 
 
 def without_spaces(text: str) -> str:
@@ -50,7 +51,8 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Writes the pairs for both splits of a corpus unless they already exist."""
-    if files.exists(files.join(flags.output, "train.jsonl")):
+    if files.exists(path := files.join(flags.output, "train.jsonl")):
+        print(f"{path} exists and is kept: to write others, name another --output")
         return
     from tasks.metrics import errors
     from tasks.reading import sources
@@ -64,7 +66,10 @@ def run(flags: Flags) -> None:
     os.makedirs(flags.output, exist_ok=True)
     for split, phrases in by_split.items():
         if not phrases:
-            raise UserError(f"--corpus={flags.corpus}: its {split} split has no {flags.undo}")
+            raise UserError(
+                f"--corpus={flags.corpus}: its {split} split has no phrase of {flags.words} words "
+                f"that loses its {flags.undo}; a split can be made by &validation=0.1"
+            )
         lines = (
             json.dumps({"inputs": lose(text), "targets": text}, ensure_ascii=False) + "\n"
             for text in dict.fromkeys(phrases)

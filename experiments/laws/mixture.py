@@ -159,7 +159,7 @@ class MixtureFit:
     def refusal(self) -> str:
         """Returns the reason why the runs do not identify the law; "" if they do."""
         spread = float(np.std(self.losses))
-        if not self.error <= _MISFIT * spread:
+        if not self.error < _MISFIT * spread:
             return (
                 f"the runs do not identify the law: it misses a mixture left out by "
                 f"{self.error:.4f}, but their standard deviation is {spread:.4f}, and more than "

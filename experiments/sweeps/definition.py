@@ -148,8 +148,8 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
     }
     settings: dict[str, Any] = {key: _texts(tables[key]) for key in ("parameters", "base", "then")}
     lists: dict[str, Any] = {"prepare": tuple(prepare), "axes": tuple(axes), "seeds": tuple(seeds)}
-    others = {"baseline": _texts(baseline), "tune_seeds": value.get("tune_seeds")}
-    return Sweep(name, **texts, **settings, **lists, **others)
+    settings["tune_seeds"] = value.get("tune_seeds")
+    return Sweep(name, **texts, **settings, **lists, baseline=_texts(baseline))
 
 
 def _table(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -234,6 +234,10 @@ def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
             then[name.removeprefix("then.")] = value
         else:
             base[name] = value
+    set_by_axes = {name for axis in sweep.axes for name in axis.names}
+    for name, value in parameters.items():
+        if not value and name not in given.keys() | set_by_axes:
+            raise UserError(f"{sweep.name} needs --{name}")
     return dataclasses.replace(sweep, parameters=parameters, base=base, then=then)
 
 
@@ -267,7 +271,7 @@ def checked(sweep: Sweep) -> Sweep:
         if label not in known:
             raise UserError(
                 f"baseline: the axis {name} has no value {label}{nearest(label, known)}; it has "
-                f"{', '.join(known)}"
+                f"{', '.join(known)}: choose one with --baseline"
             )
     if sweep.tune and sweep.tune not in names:
         raise UserError(f"tune: there is no axis {sweep.tune}; the axes are {', '.join(names)}")
@@ -298,5 +302,8 @@ def filled(text: str, values: Settings) -> str:
     for name in sorted(placeholders(text)):
         if name not in values:
             known = ", ".join(sorted(values))
-            raise UserError(f"{text}: there is no parameter {name}{nearest(name, values)}: {known}")
+            raise UserError(
+                f"{text}: there is no parameter {name}{nearest(name, values)}: {known}; write a "
+                "literal brace twice"
+            )
     return text.format_map(values)

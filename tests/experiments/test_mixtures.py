@@ -102,6 +102,8 @@ def test_mixtures_that_identify_nothing_are_refused(drawn):
         mixture.fit(EXPONENTIAL, tied, losses(tied))
     noisy = mixture.fit(EXPONENTIAL, drawn, losses(drawn, noise=0.15), draws=5)
     assert "do not identify the law" in noisy.refusal
+    constant = mixture.fit(EXPONENTIAL, drawn, np.full((len(drawn), 4), 2.0), draws=5)
+    assert "do not identify the law" in constant.refusal
 
 
 def mixed(shares):
@@ -229,3 +231,7 @@ def test_a_damaged_table_of_results_is_named(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"values": {"task"')
     with pytest.raises(UserError, match="has a line that is not JSON"):
         mixtures_command.main(["fit", str(tmp_path)])
+    for line in ("[]", '{"seed": 0}'):
+        (tmp_path / "results.jsonl").write_text(line)
+        with pytest.raises(UserError, match="has a line without values"):
+            mixtures_command.main(["fit", str(tmp_path)])

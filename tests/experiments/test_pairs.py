@@ -54,5 +54,20 @@ def test_few_pairs_have_each_target_equally_often(tmp_path, capsys):
         assert not drawn[-1] & {row["inputs"] for row in held_out}
     assert drawn[0] != drawn[1]
     assert "% of the pairs held out have the target 'no'" in capsys.readouterr().out
+    few_pairs.main([spec, "--count=3", f"--output={tmp_path}/0"])
+    assert "0/train.jsonl exists and is kept" in capsys.readouterr().out
     with pytest.raises(UserError, match="pairs to train on and"):
         few_pairs.main([spec, "--count=600", f"--output={tmp_path}/more"])
+
+
+def test_no_input_of_few_pairs_is_held_out(tmp_path):
+    rows = [{"q": f"text {i % 30}", "a": "yes"} for i in range(600)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = f"--pairs=json:{tmp_path}/a.jsonl?inputs=q&targets=a&validation=0.02"
+    few_pairs.main([spec, "--count=9", f"--output={tmp_path}/made"])
+    train, held_out = (lines(tmp_path / f"made/{split}.jsonl") for split in ("train", "validation"))
+    assert not {row["inputs"] for row in train} & {row["inputs"] for row in held_out}
+
+
+def test_letters_without_diacritics_are_not_taken_apart():
+    assert pairs.without_diacritics("\ud55c\uad6d cânt") == "\ud55c\uad6d cant"
