@@ -27,8 +27,14 @@ class Flags:
     documents: int = field(
         20_000, "documents to read, from the beginning of the corpus", rule=at_least(1)
     )
-    count: int = field(200, "questions of each kind, if the texts have them", rule=at_least(1))
-    wrong: int = field(3, "wrong choices of a question; order has one", rule=at_least(1))
+    count: int = field(
+        200,
+        "questions of each kind, if the texts have them; rounded up to equal groups",
+        rule=at_least(1),
+    )
+    wrong: int = field(
+        3, "wrong choices of a question; order has one, short lists fewer", rule=at_least(1)
+    )
     seed: int = field(0, "seed of what is drawn")
 
 
@@ -36,8 +42,9 @@ def run(flags: Flags) -> None:
     """Writes the files."""
     from tasks.questions import making, question, sets
 
-    if unknown := [each for each in flags.kinds if each not in making.KINDS]:
-        raise UserError(f"--kinds={unknown[0]}: choose among {', '.join(_KINDS)}")
+    unknown = [each for each in flags.kinds if each not in making.KINDS]
+    if unknown or not flags.kinds:
+        raise UserError(f"--kinds={','.join(unknown)}: choose among {', '.join(_KINDS)}")
     texts = [row["text"] for row in sets.rows(flags.corpus, flags.documents) if "text" in row]
     for kind in flags.kinds:
         made = making.make(kind, texts, flags.count, flags.wrong, flags.seed)

@@ -78,14 +78,15 @@ def _train(
     writer = MetricsWriter(
         config, step, processes.is_first(), not unevaluated, checkpoints.metrics_digest
     )
+    reports = Reports(run, program, checkpoints, writer, waiting)
+    # Before the folder has a configuration, since this can refuse its suite.
+    evaluate = _Evaluate(run, program, checkpoints.watch, reports, stop, unevaluated)
     if processes.is_first():
         kept = run.data.keep_vocabulary(config.model_dir)
         save_config(config, origins, {**run.data.record, **kept, **checkpoints.record})
         changes = save_software(config.model_dir)
         print(startup_text(run, origins, program, step, beginning.description, changes), flush=True)
     batches = run.data.training(step, *program.host_part, waiting=waiting)
-    reports = Reports(run, program, checkpoints, writer, waiting)
-    evaluate = _Evaluate(run, program, checkpoints.watch, reports, stop, unevaluated)
     in_flight = InFlight()
 
     def save(step: int, state: TrainState) -> None:

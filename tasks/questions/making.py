@@ -168,10 +168,16 @@ def copying(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Itera
 def arithmetic(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
     """Yields sums and differences of numbers of one to three digits; wrong answers are near."""
     for digits in _DIGITS:
-        for number in range(-(-count // len(_DIGITS))):
-            a, b = (draw.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
-            sign, answer = ("+", a + b) if number % 2 else ("-", max(a, b) - min(a, b))
-            a, b = max(a, b), min(a, b)
+        numbers = range(10 ** (digits - 1), 10**digits)
+        asked = set[tuple[int, int, str]]()
+        wanted = -(-count // len(_DIGITS))
+        # One digit has 90 questions.
+        while len(asked) < min(wanted, len(numbers) * (len(numbers) + 1)):
+            b, a = sorted(draw.choices(numbers, k=2))
+            sign, answer = ("+", a + b) if len(asked) % 2 else ("-", a - b)
+            if (a, b, sign) in asked:
+                continue
+            asked.add((a, b, sign))
             steps = (-10, *range(-wrong, 0), *range(1, wrong + 1), 10)
             near = [str(answer + step) for step in steps if answer + step >= 0]
             others = draw.sample(list(dict.fromkeys(near)), wrong)

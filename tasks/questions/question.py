@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.texts import checked
 
 GAP = "{}"
 _FORMS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
@@ -109,8 +110,9 @@ def read(path: str, flag: str) -> list[Question]:
             place = f"{flag}, line {number}"
             try:
                 value = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{place}: this is not JSON; {_FORMS}") from error
+            checked(json.dumps(value, ensure_ascii=False), place)
             made = of_line(value, place)
             found += cut(value["text"]) if made.is_text else [made]
     if not found:

@@ -55,14 +55,14 @@ def _sets(suite: str, limit: int | None) -> list[tuple[str, list[Question]]]:
     flag = f"--suite={suite}"
     own = _OWN / suite
     folder = str(own) if suite in names() else suite.rstrip("/")
-    if suite.endswith(_LINES):
-        return [(pathlib.PurePath(suite).stem, question.read(suite, flag))]
-    named = _NAMED.match(suite)
+    named = _NAMED.match(suite) if not files.exists(suite) else None
     name, spec = (named[1], named[2]) if named else ("", suite)
     if spec == "python_docs" or (":" in spec and "://" not in spec):
         # What follows the kind, without options.
         path = spec.partition("?")[0].partition(":")[2] or spec
         return [(name or re.sub(r"\W+", "_", path).strip("_"), of_corpus(spec, limit))]
+    if spec.endswith(_LINES):
+        return [(name or pathlib.PurePath(spec).stem, question.read(spec, flag))]
     inside = sorted(files.list_names(folder))
     if not inside:
         raise UserError(f"{flag}: no such suite; give {_FORMS.format(names=', '.join(names()))}")
@@ -71,7 +71,10 @@ def _sets(suite: str, limit: int | None) -> list[tuple[str, list[Question]]]:
         raise UserError(f"{flag}: the folder has no {_LINES} file")
     prefix = pathlib.PurePath(folder).name
     return [
-        (f"{prefix}.{path.removesuffix(_LINES)}", question.read(f"{folder}/{path}", flag))
+        (
+            f"{prefix}.{path.removesuffix(_LINES)}",
+            question.read(f"{folder}/{path}", f"--suite={folder}/{path}"),
+        )
         for path in paths
     ]
 

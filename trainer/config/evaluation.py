@@ -236,6 +236,10 @@ class EvaluateFlags:
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)
 
 
+# Fields that name a metric of evaluations.
+WATCHED = ("checkpoint.best_metric", "stopping.metric", "plateau.metric")
+
+
 def check_watched(config: Any) -> None:
     """Rejects watched metrics that are never evaluated, where this is clear without the data."""
     evaluation = config.evaluation
@@ -243,7 +247,7 @@ def check_watched(config: Any) -> None:
     others = config.reads_seqio or not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
     others |= any((config.task_module, evaluation.suite, evaluation.supervised))
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
-    for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
+    for path in WATCHED:
         watched = operator.attrgetter(path)(config)
         if watched is None:
             continue

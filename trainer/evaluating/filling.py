@@ -5,11 +5,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tasks import registry
+from tasks.objectives import Objective
 from tasks.questions.question import Question
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, sentinel_piece
+from trainer.config import Config
 from trainer.data.cached import CachedData
 from trainer.data.interface import Run
+from trainer.data.mixing import mixtures_of
 
 Ids = list[int]
 # Positions of a question where the model sets no limit, so that no row exhausts the memory.
@@ -42,11 +46,11 @@ class Filling:
     """Makes the rows of questions for a run's model and vocabulary.
 
     A choice is the part of its text's tokens that its question's other choices do not share. A
-    decoder-only model reads the text, and what counts is all from the choice on. An
-    encoder-decoder's inputs have a sentinel in the gap, and its targets are the choice between two
-    sentinels, as in span corruption; UL2's mode for short spans comes first. An encoder gets a row
-    for each of the choice's tokens, with that token and those of the choice after it masked, so
-    that their likelihoods multiply to the choice's (Kauf and Ivanova 2023, arXiv:2305.10588).
+    decoder-only model reads the text, and what counts is all from the choice on. The inputs of
+    an encoder-decoder have a sentinel in the gap, and its targets are the choice between two
+    sentinels, as in span corruption; a UL2 run's mode for short spans comes first. An encoder gets
+    a row for each of the choice's tokens, with that token and those of the choice after it masked,
+    so that their likelihoods multiply to the choice's (Kauf and Ivanova 2023, arXiv:2305.10588).
     """
 
     def __init__(self, run: Run, vocabulary: Vocabulary | None = None):
@@ -58,9 +62,8 @@ class Filling:
         self._encode = (lambda text: own.encode([text])[0].tolist()) if own else data.encode
         self.special = (own or run.converter).special.starting(model.start_id)
         self.longest = model.max_positions if model.counts_positions else _LONGEST
-        self._pieces = next(
-            (pieces for each in tasks if (pieces := each.task.objective.pieces)), ()
-        )
+        objectives = [each.task.objective for each in tasks] or _objectives(run.config)
+        self._pieces = next((pieces for each in objectives if (pieces := each.pieces)), ())
         self._fill: Callable[[_Cut], list[Filled]] = self._whole
         if model.architecture == "encoder_decoder":
             if own and own.record.sentinels < 2:
@@ -154,3 +157,12 @@ def _common(a: Ids, b: Ids) -> int:
     """Returns how many first tokens are equal."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _objectives(config: Config) -> list[Objective]:
+    """Returns the objectives of a run whose caches are gone; none without tasks or with seqio's."""
+    if not config.task or config.reads_seqio:
+        return []
+    names = [name for _, spec in mixtures_of(config) for name in spec.names]
+    found = [registry.find(name, config.task_module) for name in names]
+    return [task.objective for task in found if task]

@@ -1,6 +1,7 @@
 """A suite: sets of questions, answered by the likelihoods of what may fill their gaps."""
 
 import math
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +11,11 @@ import numpy as np
 from tasks.objectives import Lengths
 from tasks.questions import sets
 from tasks.questions.question import Question
-from tasks.questions.scores import Answered
+from tasks.questions.scores import ACCURACY, BITS, Answered
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
+from trainer.config.evaluation import WATCHED
 from trainer.data import features
 from trainer.data.interface import Run
 from trainer.engine import processes
@@ -45,11 +47,21 @@ class Suite:
         self._rows: list[list[list[Filled]]] = []
         for name, questions in found.items():
             self._add(name, questions, filling)
+        self._check_watched()
         size = config.evaluation.batch_size or config.batch_size
         any_converter = features.converter(config.model, Lengths(_SHORTEST, _SHORTEST))
         self._parts = program.mesh.size
         self._size = -(-size // self._parts) * self._parts
         self._likelihood = Likelihood(program, any_converter, self._size)
+
+    def _check_watched(self) -> None:
+        """Raises UserError for a watched metric of a set that the suite does not have."""
+        known = {f"{name}/{BITS if each.is_text else ACCURACY}" for name, each in self._questions}
+        for path in WATCHED:
+            watched = operator.attrgetter(path)(self._config) or ""
+            parts = watched.rpartition(":")[2].split("/")
+            if parts[-1] in (ACCURACY, BITS) and "/".join(parts[-2:]) not in known:
+                raise UserError(f"--{path}={watched}: the suite has {', '.join(sorted(known))}")
 
     def _add(self, name: str, questions: list[Question], filling: Filling) -> None:
         """Adds the questions of a set that the model can answer; says how many it cannot."""

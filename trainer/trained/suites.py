@@ -30,6 +30,8 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     for name in _OF_SPLITS:
         if getattr(flags, name) is not None:
             raise UserError(f"--{name} is for a split: leave it out with --suite, or --suite out")
+    if flags.split != EvaluateFlags.split:
+        raise UserError(f"--split={flags.split} has no effect with --suite: leave one of them out")
     if flags.task_module:
         registry.load(flags.task_module)
     run = trained_run.open_run(flags.model_dir, flags.cache_dir)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -62,6 +63,10 @@ def test_sums_are_right(made):
         assert int(each.right) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
         assert all(int(choice) >= 0 for choice in each.choices)
         assert len(a) == int(each.group[0])
+    many = making.make("arithmetic", [], 400, 3, seed=0)
+    groups = Counter(each.group for each in many)
+    assert groups == {"1 digit": 90, "2 digits": 134, "3 digits": 134}
+    assert len({each.before for each in many}) == len(many)
 
 
 @pytest.mark.parametrize("wrong", [1, 6])
@@ -103,6 +108,8 @@ def test_texts_without_enough_words_are_refused(tmp_path):
         make_questions.main(flags)
     with pytest.raises(UserError, match="--kinds=close"):
         make_questions.main([*flags, "--kinds=close"])
+    with pytest.raises(UserError, match="--kinds=: choose among"):
+        make_questions.main([*flags, "--kinds="])
 
 
 def test_a_gap_in_the_text_itself_is_not_asked_about():

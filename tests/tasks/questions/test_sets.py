@@ -78,6 +78,9 @@ def test_a_limit_takes_questions_of_all_groups():
     [
         ("", "has no questions"),
         ("{", "line 1: this is not JSON"),
+        ("[" * 30_000, "line 1: this is not JSON"),
+        ('{"text": "abc \\ud800 d"}', "line 1 has half a character"),
+        (json.dumps(CLOZE | {"choices": ["\ud800", "y"]}), "line 1 has half a character"),
         ("[1]", "line 1: give"),
         ('{"text": " "}', "line 1: give"),
         (json.dumps(CLOZE | {"cloze": "no gap"}), "line 1: give"),
@@ -97,6 +100,31 @@ def test_a_file_that_is_wrong_is_named(tmp_path, written, says):
     path.write_text(written)
     with pytest.raises(UserError, match=f"--suite={path}.*{says}"):
         sets.load(str(path))
+
+
+def test_names_and_kinds_go_before_the_ending(tmp_path):
+    lines = json.dumps({"good": "it is", "bad": "it are"}) + "\n"
+    (tmp_path / "pairs.jsonl").write_text(lines)
+    (tmp_path / "a=b.jsonl").write_text(json.dumps(CLOZE))
+    (tmp_path / "texts.jsonl").write_text('{"text": "one two"}\n')
+    found = sets.load(
+        f"json:{tmp_path}/texts.jsonl,mine=json:{tmp_path}/texts.jsonl,"
+        f"own={tmp_path}/texts.jsonl,{tmp_path}/a=b.jsonl"
+    )
+    assert [name.rpartition("_texts")[1] or name for name in found] == [
+        "_texts",
+        "mine",
+        "own",
+        "a=b",
+    ]
+    assert found["mine"] == found["own"] == [of_text("one two")]
+
+
+def test_a_damaged_file_of_a_folder_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps(CLOZE))
+    (tmp_path / "b.jsonl").write_text("{")
+    with pytest.raises(UserError, match=r"/b\.jsonl, line 1: this is not JSON"):
+        sets.load(str(tmp_path))
 
 
 def test_unknown_suites_are_refused(tmp_path):

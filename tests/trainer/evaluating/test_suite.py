@@ -1,5 +1,6 @@
 """Suites of questions: the rows of each architecture, and scores that do not depend on devices."""
 
+import dataclasses
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from trainer.evaluating.filling import Filling
 from trainer.evaluating.suite import Suite
 from trainer.reporting import curves, history
 from trainer.reporting.metrics import read_metrics
+from trainer.trained.trained_run import without_data
 
 LM = "python_docs_autoregressive_lm"
 BERT = "python_docs_masked_lm"
@@ -124,6 +126,10 @@ def test_a_mode_comes_first_and_missing_sentinels_are_refused(text_cache):
     ((row,), _) = Filling(run)(ASKED[0])
     mode = run.data.tasks[0].task.objective.denoisers[0].mode
     assert row.inputs[0] == run.data.tasks[0].vocabulary.ids.id_of(mode)
+    # The same without the run's caches.
+    alone = dataclasses.replace(run, data=without_data(run.config).data)
+    ((same,), _) = Filling(alone, run.data.tasks[0].vocabulary)(ASKED[0])
+    assert same.inputs.tolist() == row.inputs.tolist()
     from tasks import vocabulary
 
     with pytest.raises(UserError, match="has no sentinels to fill gaps with"):
@@ -209,11 +215,24 @@ def test_a_run_answers_its_suite_and_the_report_shows_every_question(
         (["--suite=nothing"], "--suite=nothing: no such suite"),
         (["--suite=english", "--metrics=bleu"], "--metrics is for a split"),
         (["--suite=english", "--plot=a.png"], "--plot is for a split"),
+        (["--suite=english", "--split=train"], "--split=train has no effect with --suite"),
     ],
 )
 def test_mistakes_are_named(runs, flags, says):
     with pytest.raises(UserError, match=says):
         evaluate.main([f"--model_dir={runs['t5']}", *flags])
+
+
+def test_a_watched_set_that_the_suite_lacks_is_refused_at_the_start(
+    text_cache, questions, tmp_path
+):
+    flags = [f"--evaluation.suite={questions}", "--train_steps=4", "--evaluation.every_steps=2"]
+    flags += ["--evaluation.examples=3", "--metrics.tensorboard=false"]
+    for metric in ("suite_bits_per_byte", "other/suite_accuracy"):
+        with pytest.raises(UserError, match=f"{metric}: the suite has mine/suite_accuracy$"):
+            trained(text_cache, tmp_path, *flags, f"--stopping.metric={metric}", lengths=(64, 18))
+    # Nothing keeps the folder from another setting.
+    trained(text_cache, tmp_path, *flags, "--stopping.metric=mine/suite_accuracy", lengths=(64, 18))
 
 
 def test_questions_longer_than_a_table_of_positions_are_left_out(text_cache, tmp_path, capsys):
