@@ -40,6 +40,8 @@ class Evaluation:
         predicting = Predicting(run, split, program) if generates else None
         self._predicting = predicting if predicting and predicting.sets else None
         self._suite = Suite(run, program) if config.evaluation.suite else None
+        if self._suite:
+            self._suite.check_watched()
 
     def __call__(
         self, state: TrainState, step: int, stopping: Callable[[], bool] = lambda: False

@@ -49,7 +49,7 @@ class Filling:
     decoder-only model reads the text, and what counts is all from the choice on. The inputs of
     an encoder-decoder have a sentinel in the gap, and its targets are the choice between two
     sentinels, as in span corruption; a UL2 run's mode for short spans comes first. An encoder gets
-    a row for each of the choice's tokens, with that token and those of the choice after it masked,
+    a row for each of the choice's tokens, in which this and the choice's later tokens are masked,
     so that their likelihoods multiply to the choice's (Kauf and Ivanova 2023, arXiv:2305.10588).
     """
 

@@ -47,15 +47,14 @@ class Suite:
         self._rows: list[list[list[Filled]]] = []
         for name, questions in found.items():
             self._add(name, questions, filling)
-        self._check_watched()
         size = config.evaluation.batch_size or config.batch_size
         any_converter = features.converter(config.model, Lengths(_SHORTEST, _SHORTEST))
         self._parts = program.mesh.size
         self._size = -(-size // self._parts) * self._parts
         self._likelihood = Likelihood(program, any_converter, self._size)
 
-    def _check_watched(self) -> None:
-        """Raises UserError for a watched metric of a set that the suite does not have."""
+    def check_watched(self) -> None:
+        """Raises UserError if the run watches a metric of a set that the suite does not have."""
         known = {f"{name}/{BITS if each.is_text else ACCURACY}" for name, each in self._questions}
         for path in WATCHED:
             watched = operator.attrgetter(path)(self._config) or ""

@@ -1,4 +1,4 @@
-"""Buffers that are freed and allocated again, as by every update, keep their pages."""
+"""Freed buffers keep their pages for the next allocation of their size."""
 
 import platform
 import subprocess

@@ -207,6 +207,9 @@ def test_a_run_answers_its_suite_and_the_report_shows_every_question(
                 if each.title == "Right answers"]  # fmt: skip
     assert {each.label for each in chart.series} >= {"mine", "agreement"}
     assert chart.series[0].x["steps"] == [2, 4]
+    # The run's watched set need not be in another suite.
+    other = f"--suite={ROOT}/tasks/questions/files/english/order.jsonl"
+    assert evaluate.main([f"--model_dir={model_dir}", other, "--examples=1"]) == 0
 
 
 @pytest.mark.parametrize(
