@@ -54,9 +54,10 @@ def run(flags: Flags) -> None:
     if files.exists(path := files.join(flags.output, "train.jsonl")):
         print(f"{path} exists and is kept: to write others, name another --output")
         return
-    from tasks.metrics import errors
+    from tasks.metrics import metric
     from tasks.reading import sources
 
+    (error_rate,) = metric.chosen(["character_error_rate"])
     lose = LOSSES[flags.undo]
     by_split: dict[str, list[str]] = {"validation": [], "train": []}
     for split, row in sources.documents(flags.corpus):
@@ -76,7 +77,7 @@ def run(flags: Flags) -> None:
         )
         files.write_bytes(files.join(flags.output, f"{split}.jsonl"), "".join(lines).encode())
     copied = [lose(text) for text in by_split["validation"]]
-    (rate,) = errors.character_error_rate(by_split["validation"], copied).values()
+    (rate,) = error_rate(by_split["validation"], copied).values()
     print(f"{flags.output}: inputs as they are have a character error rate of {rate:.1f} %")
 
 

@@ -71,3 +71,12 @@ def test_no_input_of_few_pairs_is_held_out(tmp_path):
 
 def test_letters_without_diacritics_are_not_taken_apart():
     assert pairs.without_diacritics("\ud55c\uad6d cânt") == "\ud55c\uad6d cant"
+
+
+def test_pairs_need_the_package_of_their_metric(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("".join(f"Mâța{i} și câinele\n" for i in range(60)))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    flags = [f"--corpus=text:{tmp_path}/a.txt?validation=0.2", f"--output={tmp_path}/made"]
+    with pytest.raises(UserError, match="needs the package editdistance"):
+        pairs.main(flags)
+    assert not (tmp_path / "made").exists()

@@ -27,6 +27,8 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     The answers are written to MODEL_DIR/suite/STEP.jsonl. Raises UserError for flags that belong
     to splits, and for what `trained_run` and `Suite` refuse.
     """
+    if not flags.suite:
+        raise UserError("--suite is empty: name sets, such as english,FILE.jsonl")
     for name in _OF_SPLITS:
         if getattr(flags, name) is not None:
             raise UserError(f"--{name} is for a split: leave it out with --suite, or --suite out")

@@ -219,6 +219,7 @@ def test_a_run_answers_its_suite_and_the_report_shows_every_question(
         (["--suite=english", "--metrics=bleu"], "--metrics is for a split"),
         (["--suite=english", "--plot=a.png"], "--plot is for a split"),
         (["--suite=english", "--split=train"], "--split=train has no effect with --suite"),
+        (["--suite="], "--suite is empty"),
     ],
 )
 def test_mistakes_are_named(runs, flags, says):
