@@ -11,7 +11,7 @@ from tasks.terminal.command_line import UserError
 from trainer import report
 from trainer.config import save_config
 from trainer.config.from_flags import build_config
-from trainer.reporting import curves, history
+from trainer.reporting import curves, drawing, history
 from trainer.reporting.page import page, results
 
 EVIL = "<script>hacked=1<"
@@ -180,6 +180,21 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path):
     assert history.load_all(folders[:1])[0].name == "model"
     with pytest.raises(UserError, match="named twice"):
         history.load_all([folders[0], f"{folders[0]}/"])
+
+
+def test_the_title_of_a_mixture_fits_its_picture(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    kept = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    task = ",".join(f"task_{number}_span_corruption={number}" for number in range(1, 9))
+    runs = history.load_all([made(tmp_path / "a", training([5, 10]), f"--task={task}")])
+    drawing.draw_losses(runs, str(tmp_path / "a.png"))
+    (figure,) = kept
+    title = figure.axes[0].title.get_window_extent()
+    assert "task_8_span_corruption=8" in figure.axes[0].title.get_text()
+    assert figure.bbox.contains(*title.p0)
+    assert figure.bbox.contains(*title.p1)
 
 
 def test_mistakes_are_one_line(tmp_path):

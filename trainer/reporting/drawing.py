@@ -1,5 +1,6 @@
 """Draws figures with Matplotlib, which is imported only then."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ from tasks.storage import files
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from trainer.reporting.history import TRAIN, VALIDATION, History
+
+_TITLE_CHARACTERS = 75  # of a line that fits the figures' width
 
 
 def load_pyplot() -> Any:
@@ -38,7 +41,7 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
         axes.axhline(entropy, linestyle="--", color="#777777", linewidth=1, label="unigram entropy")
     axes.set(xlabel="step", ylabel="nats per target token")
     if len(runs) == 1:
-        axes.set_title(f"{runs[0].config.preset} on {runs[0].config.task}")
+        axes.set_title(_lines(f"{runs[0].config.preset} on {runs[0].config.task}"))
     _finish(pyplot, figure, [axes], picture)
 
 
@@ -65,9 +68,14 @@ def draw_metrics(
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=split)
         axes.set(ylabel=name)
-    grid[0].set_title(title)
+    grid[0].set_title(_lines(title))
     grid[-1].set_xlabel("step")
     _finish(pyplot, figure, grid, picture)
+
+
+def _lines(title: str) -> str:
+    """Breaks a title into lines, also between the tasks of a mixture."""
+    return textwrap.fill(title.replace(",", ", "), _TITLE_CHARACTERS)
 
 
 def _finish(pyplot: Any, figure: Any, panels: Iterable[Any], picture: str) -> None:
