@@ -24,8 +24,8 @@ _OF_SPLITS = ("task", "metrics", "supervised", "plot")
 def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     """Answers the suite with checkpoints, writes and prints the scores; returns results by step.
 
-    The answers are written to MODEL_DIR/suite/STEP.jsonl. Raises UserError for flags that belong
-    to splits, and for what `trained_run` and `Suite` refuse.
+    The answers are written to MODEL_DIR/suite/STEP.jsonl. Raises UserError for an empty suite, for
+    flags that belong to splits, and for what `trained_run` and `Suite` refuse.
     """
     if not flags.suite:
         raise UserError("--suite is empty: name sets, such as english,FILE.jsonl")
