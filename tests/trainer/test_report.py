@@ -182,17 +182,22 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path):
         history.load_all([folders[0], f"{folders[0]}/"])
 
 
-def test_the_title_of_a_mixture_fits_its_picture(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "count"), [("task", 8), ("RONEC", 8), ("RONEC", 60), ("LONG" * 30, 1)]
+)
+def test_the_title_of_a_mixture_fits_its_picture(name, count, tmp_path, monkeypatch):
     from matplotlib import pyplot
 
     kept = []
     monkeypatch.setattr(pyplot, "close", kept.append)
-    task = ",".join(f"task_{number}_span_corruption={number}" for number in range(1, 9))
-    runs = history.load_all([made(tmp_path / "a", training([5, 10]), f"--task={task}")])
+    tasks = [f"{name}_{number}_span_corruption={number}" for number in range(1, count + 1)]
+    runs = history.load_all([made(tmp_path / "a", training([5, 10]), f"--task={','.join(tasks)}")])
     drawing.draw_losses(runs, str(tmp_path / "a.png"))
     (figure,) = kept
     title = figure.axes[0].title.get_window_extent()
-    assert "task_8_span_corruption=8" in figure.axes[0].title.get_text()
+    shown = figure.axes[0].title.get_text()
+    assert shown.endswith("…") == (count == 60)
+    assert count == 60 or tasks[-1] in shown.replace("\n", "")
     assert figure.bbox.contains(*title.p0)
     assert figure.bbox.contains(*title.p1)
 

@@ -9,7 +9,8 @@ from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from trainer.reporting.history import TRAIN, VALIDATION, History
 
-_TITLE_CHARACTERS = 75  # of a line that fits the figures' width
+# A title of this size fits the figures, also in capitals, and leaves room for the curves.
+_TITLE_CHARACTERS, _TITLE_LINES = 60, 5
 
 
 def load_pyplot() -> Any:
@@ -41,7 +42,7 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
         axes.axhline(entropy, linestyle="--", color="#777777", linewidth=1, label="unigram entropy")
     axes.set(xlabel="step", ylabel="nats per target token")
     if len(runs) == 1:
-        axes.set_title(_lines(f"{runs[0].config.preset} on {runs[0].config.task}"))
+        _set_title(axes, f"{runs[0].config.preset} on {runs[0].config.task}")
     _finish(pyplot, figure, [axes], picture)
 
 
@@ -68,14 +69,21 @@ def draw_metrics(
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=split)
         axes.set(ylabel=name)
-    grid[0].set_title(_lines(title))
+    _set_title(grid[0], title)
     grid[-1].set_xlabel("step")
     _finish(pyplot, figure, grid, picture)
 
 
-def _lines(title: str) -> str:
-    """Breaks a title into lines, also between the tasks of a mixture."""
-    return textwrap.fill(title.replace(",", ", "), _TITLE_CHARACTERS)
+def _set_title(axes: Any, title: str) -> None:
+    """Sets a title in lines, broken between the tasks of a mixture; "…" stands for what is left."""
+    lines = textwrap.wrap(
+        title.replace(",", ", "),
+        _TITLE_CHARACTERS,
+        max_lines=_TITLE_LINES,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )
+    axes.set_title("\n".join(lines), parse_math=False)
 
 
 def _finish(pyplot: Any, figure: Any, panels: Iterable[Any], picture: str) -> None:
