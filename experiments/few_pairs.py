@@ -10,7 +10,6 @@ split are not in train.jsonl. Prints how many of the pairs held out have the mos
 import dataclasses
 import itertools
 import json
-import os
 import random
 from collections import Counter, defaultdict
 
@@ -55,7 +54,7 @@ def run(flags: Flags) -> None:
     draw = random.Random(flags.seed)
     splits["train"] = drawn(splits["train"], flags.count, draw)
     splits["validation"] = splits["validation"][: flags.held_out]
-    os.makedirs(flags.output, exist_ok=True)
+    files.make_folder(flags.output)
     for split, rows in splits.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         files.write_bytes(files.join(flags.output, f"{split}.jsonl"), lines.encode())

@@ -8,7 +8,6 @@ character error rate of returning the inputs.
 
 import dataclasses
 import json
-import os
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 
@@ -34,6 +33,11 @@ LOSSES: Mapping[str, Callable[[str], str]] = {
     "diacritics": without_diacritics,
     "case": str.lower,
     "spaces": without_spaces,
+}
+# Ends the message about a split without phrases.
+_IF_EMPTY = {
+    "validation": "; &validation=0.1 makes a split",
+    "train": " and is not held out; give more text",
 }
 
 
@@ -64,13 +68,14 @@ def run(flags: Flags) -> None:
         by_split[split] += _phrases(row["text"], lose, flags.words)
     held_out = set(by_split["validation"])
     by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
-    os.makedirs(flags.output, exist_ok=True)
     for split, phrases in by_split.items():
         if not phrases:
             raise UserError(
                 f"--corpus={flags.corpus}: its {split} split has no phrase of {flags.words} words "
-                f"that loses its {flags.undo}; a split can be made by &validation=0.1"
+                f"that loses its {flags.undo}{_IF_EMPTY[split]}"
             )
+    files.make_folder(flags.output)
+    for split, phrases in by_split.items():
         lines = (
             json.dumps({"inputs": lose(text), "targets": text}, ensure_ascii=False) + "\n"
             for text in dict.fromkeys(phrases)

@@ -80,3 +80,18 @@ def test_pairs_need_the_package_of_their_metric(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="needs the package editdistance"):
         pairs.main(flags)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nimic de pierdut", "its validation split has no phrase of 2 words that loses its case;"),
+        ("Ana are", "its train split has no phrase of 2 words that loses its case and is not held"),
+    ],
+)
+def test_a_split_without_phrases_is_named(tmp_path, text, said):
+    (tmp_path / "a.txt").write_text(f"{text}\n" * 60)
+    spec = f"--corpus=text:{tmp_path}/a.txt?validation=0.2"
+    with pytest.raises(UserError, match=said):
+        pairs.main([spec, "--undo=case", f"--output={tmp_path}/made"])
+    assert not (tmp_path / "made").exists()
