@@ -424,11 +424,6 @@ def load_record(model_dir: str) -> dict[str, Any]:
     return {name: value[name] for name in ("tasks", "rates") if name in value}
 
 
-def load_history(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the changes recorded of the run in `model_dir`, see `resuming.resumed`."""
-    return files.read_json(files.join(model_dir, CONFIG_FILE)).get("history", [])
-
-
 def load_vocabulary_record(model_dir: str) -> dict[str, Any] | None:
     """Returns the record of the vocabulary in a run's folder, as JSON; None if it has none."""
     return files.read_json(files.join(model_dir, CONFIG_FILE)).get("vocabulary")
