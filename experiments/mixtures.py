@@ -194,10 +194,11 @@ def _read(
             raise UserError(f"{path} mixes {', '.join(shares)}, not {', '.join(tasks)}")
         losses = []
         for target in chosen.split(",") if chosen else tasks:
-            value = value_of("--metric", f"{target}/{metric}", line["metrics"])
+            name = f"{target}/{metric.removeprefix('min:')}"
+            value = value_of("--metric", name, line["metrics"])
             if not isinstance(value, float) or value <= 0:
                 raise UserError(
-                    f"{path}: {values['task']} has {target}/{metric} {value}, which no law fits: "
+                    f"{path}: {values['task']} has {name} {value}, which no law fits: "
                     "delete its line"
                 )
             losses.append(value)

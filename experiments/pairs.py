@@ -63,11 +63,13 @@ def run(flags: Flags) -> None:
 
     (error_rate,) = metric.chosen(["character_error_rate"])
     lose = LOSSES[flags.undo]
-    by_split: dict[str, list[str]] = {"validation": [], "train": []}
+    by_split: dict[str, dict[str, None]] = {"validation": {}, "train": {}}
     for split, row in sources.documents(flags.corpus):
-        by_split[split] += _phrases(row["text"], lose, flags.words)
-    held_out = set(by_split["validation"])
-    by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
+        if "text" not in row:
+            raise UserError(f"--corpus={flags.corpus} has pairs: leave out inputs= and targets=")
+        by_split[split].update(dict.fromkeys(_phrases(row["text"], lose, flags.words)))
+    for phrase in by_split["validation"]:
+        by_split["train"].pop(phrase, None)
     for split, phrases in by_split.items():
         if not phrases:
             raise UserError(
@@ -78,12 +80,13 @@ def run(flags: Flags) -> None:
     for split, phrases in by_split.items():
         lines = (
             json.dumps({"inputs": lose(text), "targets": text}, ensure_ascii=False) + "\n"
-            for text in dict.fromkeys(phrases)
+            for text in phrases
         )
         files.write_bytes(files.join(flags.output, f"{split}.jsonl"), "".join(lines).encode())
-    copied = [lose(text) for text in by_split["validation"]]
-    (rate,) = error_rate(by_split["validation"], copied).values()
-    print(f"{flags.output}: inputs as they are have a character error rate of {rate:.1f} %")
+    held_out = [*by_split["validation"]]
+    (rate,) = error_rate(held_out, [*map(lose, held_out)]).values()
+    whose = f"the inputs of all {len(held_out):,} pairs held out"
+    print(f"{flags.output}: {whose}, as they are, have a character error rate of {rate:.1f} %")
 
 
 def _phrases(text: str, lose: Callable[[str], str], count: int) -> Iterator[str]:

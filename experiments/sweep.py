@@ -105,6 +105,8 @@ def run(flags: Flags) -> int:
     environment = dict(os.environ)
     os.environ["JAX_PLATFORMS"] = "cpu"
     times = _step_times(flags.step_times, planned)
+    if sweep.baseline or sweep.tune:
+        results.lower_wins(sweep)  # or else the sweep would end in this error
     if flags.dry_run:
         _print_plan(sweep, planned, output)
         return 0
@@ -125,10 +127,10 @@ def run(flags: Flags) -> int:
                 others = _at_best(sweep, placed, tried)
                 running.run(_to_run(others, flags.retry), flags.workers, environment, check)
                 placed = tried + others
+            return _report(sweep, placed, output, times)
         except running.Stopped:
             print("SIGTERM: run the same command to resume", file=sys.stderr)
             return _TERMINATED
-        return _report(sweep, placed, output, times)
 
 
 def defined(words: Sequence[str]) -> Sweep:
@@ -221,7 +223,14 @@ def _step_times(path: str | None, planned: "list[Cell]") -> "dict[Values, float]
             f"--step_times={path}: {error}; write the file with benchmarks.step --output"
         ) from error
     presets = {tuple(cell.values.items()): cell.config.preset for cell in planned}
-    for preset in presets.values():
+    models: dict[str | None, object] = {}
+    for cell in planned:
+        preset, model = cell.config.preset, cell.config.model
+        if models.setdefault(preset, model) != model:
+            raise UserError(
+                f"--step_times has a time for each preset, but models of {preset} differ here: "
+                "leave it out"
+            )
         if preset not in times:
             raise UserError(
                 f"--step_times={path} lacks {preset}: measure it with "

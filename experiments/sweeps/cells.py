@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.sweeps.definition import OUTPUT, Choice, Settings, Sweep, filled
+from tasks import registry
+from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
 from trainer.config import Config, fields
+from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.from_flags import RunFlags, configured
 from trainer.config.optimizer import recipe
+from trainer.config.phases import in_updates
+from trainer.data.mixing import mixtures_of
 
 CELLS = "cells"
 RECORD = "cell.json"
@@ -88,7 +93,6 @@ class Cell:
 def fingerprints(config: Config) -> dict[str, str]:
     """Returns the fingerprint of each task's cache; seqio tasks have none."""
     from trainer.data.cached_task import open_cache
-    from trainer.data.mixing import mixtures_of
 
     if config.task.startswith("seqio:"):
         return {}
@@ -152,8 +156,7 @@ def _stage(
         if name in settings:
             raise UserError(f"{name} is set by the sweep from seeds and --output: leave it out")
     given = {name: filled(value, parameters) for name, value in settings.items()}
-    steps = given.get("train_steps", str(Config.__dataclass_fields__["train_steps"].default))
-    every = max(1, int(steps) // _EVALUATIONS) if steps.isdecimal() else 1
+    every = max(1, in_steps(_config(module, {**implied, **given})).train_steps // _EVALUATIONS)
     given = {
         "evaluation.every_steps": str(every),
         "metrics.every_steps": str(every),
@@ -164,6 +167,19 @@ def _stage(
         "seed": str(seed),
     }
     return Stage(module, given, _config(module, {**implied, **given}))
+
+
+def in_steps(config: Config) -> Config:
+    """Returns a configuration with its lengths filled in and sizes in tokens as rows and steps."""
+    lengths = Lengths(0, 0)
+    if not config.task.startswith("seqio:"):
+        name = next(name for _, spec in mixtures_of(config) for name in spec.names)
+        lengths = registry.get(name, config.task_module).lengths
+    given = {side: value for side, value in vars(config.lengths).items() if value is not None}
+    lengths = dataclasses.replace(lengths, **given)
+    sides = {f"lengths.{side}": value for side, value in vars(lengths).items()}
+    config = fields.replace_all(config, sides)
+    return in_updates(batch_of_tokens(config, {}, lengths, devices=1), {})
 
 
 def _config(module: str, settings: Settings) -> Config:

@@ -19,12 +19,16 @@ class Curve:
         """The value at the last evaluation."""
         return self.values[-1]
 
+    @property
+    def by_step(self) -> dict[int, float]:
+        """The values by update."""
+        return dict(zip(self.steps, self.values, strict=True))
+
     def steps_to(self, value: float) -> float:
         """Returns interpolated updates until the metric first falls to `value`; inf if never."""
         if self.values[0] <= value:
             return float(self.steps[0])
-        points = list(zip(self.steps, self.values, strict=True))
-        for (before, high), (after, low) in itertools.pairwise(points):
+        for (before, high), (after, low) in itertools.pairwise(self.by_step.items()):
             if low <= value:
                 return before + (after - before) * (high - value) / (high - low)
         return math.inf

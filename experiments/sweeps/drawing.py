@@ -55,8 +55,7 @@ def _numbers(sweep: Sweep, axis: str) -> dict[str, float] | None:
 
 def _over_steps(panel: Any, sweep: Sweep, curves: Curves) -> None:
     for number, (values, by_seed) in enumerate(curves.items()):
-        runs = list(by_seed.values())
-        _band(panel, runs[0].steps, [run.values for run in runs], f"C{number}", _name(values))
+        _band(panel, [run.by_step for run in by_seed.values()], f"C{number}", _name(values))
     panel.set(xlabel="step", ylabel=sweep.metric, xscale="log")
 
 
@@ -65,14 +64,12 @@ def _differences(panel: Any, sweep: Sweep, curves: Curves) -> None:
     for number, (values, by_seed) in enumerate(curves.items()):
         theirs = baseline_of(values, sweep.baseline)
         of_base = curves.get(base_of.get(tuple(p for p in theirs if p[0] != sweep.tune), ()), {})
-        pairs = [(run, of_base[seed]) for seed, run in by_seed.items() if seed in of_base]
-        pairs = [pair for pair in pairs if pair[0].steps == pair[1].steps]
-        if pairs:
-            gaps = [
-                [one - other for one, other in zip(ours.values, base.values, strict=True)]
-                for ours, base in pairs
-            ]
-            _band(panel, pairs[0][0].steps, gaps, f"C{number}", _name(values))
+        gaps = []
+        for seed, run in by_seed.items():
+            base = of_base[seed].by_step if seed in of_base else {}
+            ours = run.by_step
+            gaps.append({step: ours[step] - base[step] for step in ours if step in base})
+        _band(panel, gaps, f"C{number}", _name(values))
     panel.set(xlabel="step", ylabel=f"{sweep.metric} minus the baseline's")
 
 
@@ -90,11 +87,12 @@ def _along(panel: Any, sweep: Sweep, curves: Curves, axis: str) -> None:
     panel.set(xlabel=axis, ylabel=sweep.metric, xscale="log" if positive else "linear")
 
 
-def _band(
-    panel: Any, x: Sequence[float], by_seed: Sequence[Sequence[float]], color: str, name: str
-) -> None:
-    """Draws the mean over seeds as a line and the range of all seeds as a band."""
-    at_each = list(zip(*by_seed, strict=True))
-    panel.plot(x, [statistics.fmean(values) for values in at_each], color=color, label=name)
-    low, high = ([end(values) for values in at_each] for end in (min, max))
-    panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+def _band(panel: Any, by_seed: Sequence[Mapping[int, float]], color: str, name: str) -> None:
+    """Draws the mean over seeds as a line, and their range as a band, at the steps all have."""
+    curves = [each for each in by_seed if each]
+    steps = [step for step in curves[0] if all(step in each for each in curves)] if curves else []
+    if steps:
+        at_each = [[each[step] for each in curves] for step in steps]
+        panel.plot(steps, list(map(statistics.fmean, at_each)), color=color, label=name)
+        low, high = (list(map(end, at_each)) for end in (min, max))
+        panel.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)

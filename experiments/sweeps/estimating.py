@@ -13,12 +13,9 @@ from experiments.sweeps.cells import Cell, Stage
 from tasks import registry
 from tasks.cache.cache import find_cache
 from tasks.cache.manifest import CacheManifest
-from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
-from trainer.config.batch_of_tokens import batch_of_tokens
-from trainer.config.phases import in_updates
 from trainer.data.mixing import mixtures_of
 from trainer.reporting.metrics import read_metrics
 
@@ -36,6 +33,7 @@ class Cost:
     steps: int
     tokens: int  # positions of inputs and targets in all updates
     operations: float  # floating-point operations of updates and evaluations
+    update: float  # operations of an update of the first run
     runs: int
 
     def seconds(self, speed: float) -> float:
@@ -49,9 +47,10 @@ def cost(cell: Cell) -> Cost:
 
     vocab_size = cell.vocab_size
     stages = [_stage(stage, vocab_size) for stage in cell.stages]
-    steps, tokens, operations = (sum(column) for column in zip(*stages, strict=True))
+    steps, tokens, updates, evaluations = (sum(column) for column in zip(*stages, strict=True))
     model = _fitted(cell.config, vocab_size).model
-    return Cost(parameter_count(model), steps, tokens, operations, len(stages))
+    update = stages[0][2] / stages[0][0]
+    return Cost(parameter_count(model), steps, tokens, updates + evaluations, update, len(stages))
 
 
 def _fitted(config: Config, vocab_size: int | None) -> Config:
@@ -63,22 +62,18 @@ def _fitted(config: Config, vocab_size: int | None) -> Config:
     return fields.replace(config, "model.vocab_size", -(-vocab_size // 128) * 128)
 
 
-def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
-    """Returns updates, tokens and operations of a run."""
+def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float, float]:
+    """Returns updates and tokens of a run, and operations of its updates and evaluations."""
     from trainer.engine.cost import flops_per_step
 
-    config = _fitted(stage.config, vocab_size)
-    lengths = _lengths(config)
-    sides = {f"lengths.{side}": value for side, value in vars(lengths).items()}
-    config = fields.replace_all(config, sides)
-    config = in_updates(batch_of_tokens(config, {}, lengths, devices=1), {})
-    positions = lengths.inputs + lengths.targets
-    update = flops_per_step(config.model, config.batch_size, lengths.inputs, lengths.targets)
+    config = cells.in_steps(_fitted(stage.config, vocab_size))
+    sides = config.lengths.inputs or 0, config.lengths.targets or 0
+    update = flops_per_step(config.model, config.batch_size, *sides)
     evaluated = 0.0
     every = config.evaluation.every_steps
     manifest = _manifest(config)
     if every and manifest and "validation" in manifest.splits:
-        rows = manifest.total("validation", "tokens") / positions
+        rows = manifest.total("validation", "tokens") / sum(sides)
         if config.evaluation.batches:
             size = config.evaluation.batch_size or config.batch_size
             rows = min(rows, config.evaluation.batches * size)
@@ -90,16 +85,7 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
     made = phases.weighted(
         lambda each: flops_per_step(model, each.rows, *vars(each.lengths).values())
     )
-    return steps, read, made.read(steps) + evaluated
-
-
-def _lengths(config: Config) -> Lengths:
-    own = Lengths(0, 0)
-    if not config.task.startswith("seqio:"):
-        name = next(name for _, spec in mixtures_of(config) for name in spec.names)
-        own = registry.get(name, config.task_module).lengths
-    given = {side: value for side, value in vars(config.lengths).items() if value is not None}
-    return dataclasses.replace(own, **given)
+    return steps, read, made.read(steps), evaluated
 
 
 def _manifest(config: Config) -> CacheManifest | None:
@@ -121,9 +107,8 @@ def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tu
             for line in read_metrics(files.join(folder, cell.stages[0].folder))
         ]
         known = [rate for rate in rates if rate]
-        each = costs[cell.label]
         if known:
-            found.append(statistics.median(known) * each.operations / each.steps)
+            found.append(statistics.median(known) * costs[cell.label].update)
     if found:
         return statistics.median(found), f"measured on {len(found)} finished cells"
     matrix: Any = np.ones((1024, 1024), np.float32)

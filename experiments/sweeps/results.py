@@ -85,13 +85,18 @@ def baseline_of(values: Values, baseline: Mapping[str, str]) -> Values:
     return tuple((axis, baseline.get(axis, label)) for axis, label in values)
 
 
+def lower_wins(sweep: Sweep) -> bool:
+    """Returns whether lower values of the metric are better; raises UserError if unknown."""
+    return lower_is_better("metric", sweep.metric, (sweep.then or sweep.base).get("task_module"))
+
+
 def tuned(curves: Curves, sweep: Sweep) -> dict[Values, Values]:
     """Returns combination of the other axes -> combination with the best value of `tune`.
 
     Means over the sweep's `trial_seeds` are compared; combinations that lack one are left out.
     """
     best: dict[Values, tuple[float, Values]] = {}
-    sign = 1 if lower_is_better("metric", sweep.metric) else -1
+    sign = 1 if lower_wins(sweep) else -1
     for values, by_seed in curves.items():
         others = tuple(pair for pair in values if pair[0] != sweep.tune)
         if by_seed.keys() >= {*sweep.trial_seeds}:
@@ -118,7 +123,7 @@ def table(
     header = [axis.name for axis in sweep.axes] + ["learning rate", "parameters", "seeds"]
     header += [sweep.metric]
     header += ["minus baseline"] * bool(sweep.baseline) + ["95 % interval"]
-    ratios = bool(sweep.baseline) and lower_is_better("metric", sweep.metric)
+    ratios = bool(sweep.baseline) and lower_wins(sweep)
     header += ["ratio of steps"] * ratios + ["speed-up"] * bool(ratios and step_times)
     rows = []
     for values, by_seed in curves.items():
@@ -129,26 +134,24 @@ def table(
         row = [*labels, rates[values], f"{parameters[values]:,}", len(by_seed)]
         row += _measured(sweep, curves, values, best)
         if ratios:
-            base = _base(sweep, curves, values, best)
+            theirs = _base(sweep, values, best)
+            base = curves.get(theirs, {})
             pairs = [(base[seed], one) for seed, one in by_seed.items() if seed in base]
             ratio = Spread.of([steps_ratio(*pair) for pair in pairs]) if pairs else None
             row.append(ratio.shown(2) if ratio else "-")
             if step_times:
-                time = step_times[baseline_of(values, sweep.baseline)] / step_times[values]
-                row.append(f"{ratio.mean * time:.2f}" if ratio else "-")
+                row.append(
+                    f"{ratio.mean * step_times[theirs] / step_times[values]:.2f}" if ratio else "-"
+                )
         rows.append(row)
     return tables.table(header, rows, markdown=True)
 
 
-def _base(
-    sweep: Sweep, curves: Curves, values: Values, best: Mapping[Values, Values]
-) -> Mapping[int, Curve]:
-    """Returns the curves to compare with, by seed; if an axis is tuned, the baseline's best."""
+def _base(sweep: Sweep, values: Values, best: Mapping[Values, Values]) -> Values:
+    """Returns the combination to compare with; if an axis is tuned, the baseline's best."""
     theirs = baseline_of(values, sweep.baseline)
-    if sweep.tune:
-        others = tuple(pair for pair in theirs if pair[0] != sweep.tune)
-        theirs = best.get(others, theirs)
-    return curves.get(theirs, {})
+    others = tuple(pair for pair in theirs if pair[0] != sweep.tune)
+    return best.get(others, theirs)
 
 
 def _measured(
@@ -163,7 +166,7 @@ def _measured(
         return [f"diverged ({diverged} of {len(by_seed)})", *nothing]
     if not sweep.baseline:
         return [own.shown(), own.shown_interval()]
-    base = _base(sweep, curves, values, best)
+    base = curves.get(_base(sweep, values, best), {})
     pairs = [(one.final, base[seed].final) for seed, one in by_seed.items() if seed in base]
     if not pairs or base is by_seed:
         return [own.shown(), *nothing]

@@ -24,8 +24,8 @@ def _rate(
 
     edits = parts = 0
     for target, prediction in zip(targets, predictions, strict=True):
-        given = parts_of(prediction)
         choices = [parts_of(each) for each in references(target)]
+        given = parts_of(prediction)
         found, right = min(
             ((distance(choice, given), choice) for choice in choices), key=lambda pair: pair[0]
         )

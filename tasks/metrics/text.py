@@ -3,15 +3,22 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from tasks.terminal.command_line import UserError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def references(target: Any) -> list[str]:
-    """Returns the texts that a target accepts."""
+    """Returns the texts that a target accepts; raises UserError for a label or a number."""
+    if isinstance(target, Mapping) or not isinstance(target, Iterable):
+        raise UserError(
+            f"this metric needs texts, but a target is {target!r}: use a metric of labels, such as "
+            "accuracy, or leave out --evaluation.supervised"
+        )
     return [target] if isinstance(target, str) else [str(each) for each in target]
 
 
@@ -36,8 +43,8 @@ def squad(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     """
     matches = overlap = 0.0
     for target, prediction in zip(targets, predictions, strict=True):
-        given = normalized_answer(prediction)
         answers = [normalized_answer(each) for each in references(target)]
+        given = normalized_answer(prediction)
         matches += given in answers
         overlap += max((_f1(answer.split(), given.split()) for answer in answers), default=0.0)
     return {"em": 100 * matches / len(targets), "f1": 100 * overlap / len(targets)}

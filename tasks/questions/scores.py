@@ -125,7 +125,7 @@ def write(file: str, answered: Sequence[Answered]) -> None:
         {
             "set": each.set,
             **question.line(each.question),
-            "scores": [round(score, 4) for score in each.scores],
+            "scores": each.scores,
         }
         for each in [*others, *answered]
     )

@@ -1,6 +1,7 @@
 """Sets of questions by name: the ones that come with the package, files, folders, and corpora."""
 
 import itertools
+import os
 import pathlib
 import re
 from typing import Any
@@ -14,6 +15,8 @@ from tasks.terminal.texts import listed
 _OWN = pathlib.Path(__file__).parent / "files"
 _LINES = ".jsonl"
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
+# The beginning of a corpus, KIND:PLACE, which the scheme of a store is not.
+_CORPUS = re.compile(r"\w+:(?!//)")
 _FORMS = "a suite ({names}), a FILE.jsonl, a folder of them, or a SPEC of a corpus"
 
 
@@ -53,23 +56,22 @@ def _spread(questions: list[Question], limit: int | None) -> list[Question]:
 
 def _sets(suite: str, limit: int | None) -> list[tuple[str, list[Question]]]:
     flag = f"--suite={suite}"
-    own = _OWN / suite
-    folder = str(own) if suite in names() else suite.rstrip("/")
-    named = _NAMED.match(suite) if not files.exists(suite) else None
-    name, spec = (named[1], named[2]) if named else ("", suite)
-    if spec == "python_docs" or (":" in spec and "://" not in spec):
-        # What follows the kind, without options.
-        path = spec.partition("?")[0].partition(":")[2] or spec
+    named = _NAMED.match(suite)
+    name, spec = (named[1], named[2]) if named and not os.path.exists(suite) else ("", suite)
+    place = spec.partition("?")[0]
+    if place == "python_docs" or _CORPUS.match(place):
+        path = place.partition(":")[2] or place
         return [(name or re.sub(r"\W+", "_", path).strip("_"), of_corpus(spec, limit))]
     if spec.endswith(_LINES):
         return [(name or pathlib.PurePath(spec).stem, question.read(spec, flag))]
+    folder = str(_OWN / spec) if spec in names() else spec.rstrip("/")
     inside = sorted(files.list_names(folder))
     if not inside:
         raise UserError(f"{flag}: no such suite; give {_FORMS.format(names=', '.join(names()))}")
     paths = [each for each in inside if each.endswith(_LINES)]
     if not paths:
         raise UserError(f"{flag}: the folder has no {_LINES} file")
-    prefix = pathlib.PurePath(folder).name
+    prefix = name or pathlib.PurePath(folder).name
     return [
         (
             f"{prefix}.{path.removesuffix(_LINES)}",

@@ -79,6 +79,16 @@ def test_axes_parameters_and_choices_make_the_flags(tmp_path):
     assert {"--seed=3", "--model_dir=/o/cells/one/run", "--model.emb_dim=32"} <= set(command)
 
 
+@pytest.mark.parametrize(
+    "length", ["train_steps = '1e3'", "train_steps = '1_000'", "train_tokens = '0.512M'"]
+)
+def test_a_run_is_evaluated_ten_times_however_its_length_is_written(tmp_path, length):
+    lengths = "batch_size = 4\nlengths.targets = 128\n"
+    (cell,) = cells.plan(write(tmp_path, f"{BASE}{length}\n{lengths}"), "/o")
+    assert cell.config.evaluation.every_steps == 100
+    assert cell.config.checkpoint.every_steps == 200
+
+
 def test_a_second_run_begins_from_the_first(tmp_path):
     sweep = write(tmp_path, f'{BASE}[then]\ntask = "mine_supervised"\ntrain_steps = 40\n')
     (cell,) = cells.plan(sweep, "/o")

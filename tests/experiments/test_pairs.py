@@ -82,6 +82,23 @@ def test_pairs_need_the_package_of_their_metric(tmp_path, monkeypatch):
     assert not (tmp_path / "made").exists()
 
 
+def test_pairs_are_not_made_of_pairs_and_equal_ones_count_once(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"a": "b", "text": "Ana Are mere"}\n' * 60)
+    spec = f"--corpus=json:{tmp_path}/a.jsonl?validation=0.2"
+    with pytest.raises(UserError, match="has pairs: leave out inputs= and targets="):
+        pairs.main([f"{spec}&inputs=a&targets=text", f"--output={tmp_path}/made"])
+    (tmp_path / "a.txt").write_text(
+        "".join("Ana Are\n" if i % 2 else f"A{i} b\n" for i in range(90))
+    )
+    pairs.main([f"--corpus=text:{tmp_path}/a.txt?validation=0.3", "--undo=case",
+                f"--output={tmp_path}/made"])  # fmt: skip
+    held_out = lines(tmp_path / "made/validation.jsonl")
+    wrong = sum(2 if each["targets"] == "Ana Are" else 1 for each in held_out)
+    rate = 100 * wrong / sum(len(each["targets"]) for each in held_out)
+    assert f"all {len(held_out)} pairs held out, as they are, have a character error rate of " \
+        f"{rate:.1f} %" in capsys.readouterr().out  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -1,7 +1,10 @@
 """Tables of sweeps: pairs by seed, best values of a tuned axis, failed cells."""
 
+import dataclasses
 import json
 import math
+import sys
+import types
 
 import pytest
 
@@ -10,6 +13,8 @@ from experiments.sweeps.cells import Cell
 from experiments.sweeps.curves import Curve
 from experiments.sweeps.definition import Axis, Choice, Sweep
 from experiments.sweeps.results import Outcome
+from tasks.metrics.metric import Metric
+from tasks.terminal.command_line import UserError
 
 
 def axis(name, *labels):
@@ -105,6 +110,11 @@ def test_a_tuned_axis_takes_its_best_value_with_all_seeds():
     assert [row[:2] for row in best] == [["a", "2 (best)"], ["b", "1 (best, at the edge)"]]
     # Compared with the baseline's best, not with its equal rate.
     assert best[1][6] == "-1.0000 ± 0.0000"
+    del curves[("arm", "a"), ("rate", "1")]  # tried with one arm only
+    times = {values: 1.0 + (values[0][1] == "b") for values in curves}
+    timed = rows(results.table(sweep, curves, *constant(curves), times))
+    ratio, speed_up = next(row for row in timed if row[:2] == best[1][:2])[-2:]
+    assert float(speed_up) == pytest.approx(float(ratio.split()[0]) / 2, abs=0.01)
     assert "Failed: arm=b, rate=3, seed 1: loss is nan" in results.notes(sweep, outcomes)
     lines = [json.loads(line) for line in results.json_lines(outcomes, "loss").splitlines()]
     assert lines[0]["value"] == 5.0
@@ -136,6 +146,24 @@ def test_higher_is_better_of_accuracy():
     sweep = Sweep("s", axes=(axis("rate", "1", "2"),), metric="accuracy", tune="rate")
     outcomes = [outcome({"rate": "1"}, 0, 0.5), outcome({"rate": "2"}, 0, 0.6)]
     assert results.tuned(results.curves_of(outcomes), sweep) == {(): (("rate", "2"),)}
+
+
+def test_the_direction_of_a_users_metric_is_in_its_module(monkeypatch):
+    odd = Metric("odd", lambda targets, predictions: {}, lower_is_better=False)
+    monkeypatch.setitem(sys.modules, "my_metrics", types.SimpleNamespace(METRICS=(odd,)))
+    sweep = Sweep("s", base={"task_module": "my_metrics"}, metric="odd")
+    assert not results.lower_wins(sweep)
+    with pytest.raises(UserError, match="unknown whether lower is better"):
+        results.lower_wins(dataclasses.replace(sweep, base={}))
+
+
+def test_seeds_that_stopped_early_are_drawn_as_far_as_all_of_them():
+    drawn = []
+    panel = types.SimpleNamespace(
+        plot=lambda x, y, **_: drawn.append((x, y)), fill_between=lambda *_, **__: None
+    )
+    drawing._band(panel, [{1: 3.0, 2: 2.0, 3: 1.0}, {1: 5.0, 2: 4.0}, {}], "C0", "a")
+    assert drawn == [([1, 2], [4.0, 3.0])]
 
 
 def test_equal_curves_give_equal_pictures(tmp_path):

@@ -128,9 +128,9 @@ def test_finished_cells_are_kept(folder, finished):
     other = here(folder, output, ONE, "--metric=accuracy")
     assert other.returncode == 0, other.stderr
     assert "accuracy of the last evaluation" in other.stdout
-    missing = here(folder, output, ONE, "--metric=acuracy")
+    missing = here(folder, output, ONE, "--metric=max:acuracy")
     assert missing.returncode == 2
-    assert "metric=acuracy: these tasks do not have this metric" in missing.stderr
+    assert "metric=max:acuracy: these tasks do not have this metric" in missing.stderr
     plan = here(folder, output, "--dry_run", "--seeds=3,4,5").stdout.splitlines()
     assert "4 of 6 cells to run: 800 steps, 102,400 tokens" in plan[-1]
     assert "measured on 2 finished cells" in plan[-1]
@@ -263,6 +263,8 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
         (["--model.mlp_activations=relu"], "the sweep varies --model.mlp_activations"),
         (["--step_times=TIMES"], "lacks tiny_transformer_vanilla: measure it with"),
         (["--step_times=TIMES.no"], "No such file"),
+        (["--step_times=KNOWN"], "but models of tiny_transformer_vanilla differ here: leave it"),
+        (["--metric=odd"], "metric=odd: it is unknown whether lower is better; write min:odd"),
         (["--seeds="], "--seeds=: give whole numbers"),
         (["--output="], "--output is empty"),
         (["--evaluation.every_steps=0"], "evaluation.every_steps must be above 0"),
@@ -271,7 +273,9 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
 )
 def test_a_mistake_is_one_line(folder, tmp_path, flags, says):
     (tmp_path / "times.json").write_text("{}")
-    flags = [flag.replace("TIMES", str(tmp_path / "times.json")) for flag in flags]
+    (tmp_path / "known.json").write_text('{"tiny_transformer_vanilla": 1.0}')
+    for name in ("times", "known"):
+        flags = [flag.replace(name.upper(), f"{tmp_path}/{name}.json") for flag in flags]
     refused = here(folder, tmp_path / "out", *flags)
     assert refused.returncode == 2, refused.stderr
     assert says in refused.stderr

@@ -169,10 +169,12 @@ def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) ->
     """Returns validation rows with the model's text next to the original."""
     if run.config.model.architecture == "encoder":
         return html_page.note("Encoder-only models write no text.")
+    makers = list(_makers(data))
+    if not makers:
+        return html_page.note("The caches have no validation rows.")
     most = max(run.lengths.targets or 0, 16)
     decoding = Decoding(max_new_tokens=most, batch_size=min(count, _BATCH))
     generator = Generator(run.config.model_dir, decoding, cache_dir=cache_dir)
-    makers = list(_makers(data))
     shares = [len(part) for part in np.array_split(np.arange(count), len(makers))]
     parts = [html_page.note(f"By checkpoint {generator.step:,}, greedily; spans in colour.")]
     for (task, maker), share in zip(makers, shares, strict=True):

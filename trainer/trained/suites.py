@@ -37,10 +37,9 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     if flags.task_module:
         registry.load(flags.task_module)
     run = trained_run.open_run(flags.model_dir, flags.cache_dir)
-    values = {"evaluation.suite": flags.suite, "evaluation.examples": flags.examples}
-    if flags.batch_size is not None:
-        values["evaluation.batch_size"] = flags.batch_size
-    config = fields.replace_all(run.config, values)
+    values = {"suite": flags.suite, "examples": flags.examples, "batch_size": flags.batch_size}
+    given = {f"evaluation.{name}": value for name, value in values.items() if value is not None}
+    config = fields.replace_all(run.config, given)
     determinism.set_flags(config.deterministic)
     run = dataclasses.replace(run, config=config)
     checkpoints = Checkpoints(flags.model_dir, writable=False)

@@ -67,6 +67,10 @@ def test_targets_of_another_kind_are_one_line():
         METRICS["f1"](texts, texts)
     with pytest.raises(UserError, match="targets with a group and a value"):
         METRICS["grouped_exact_match"](texts, texts)
+    for name in ("squad", "token_f1", "character_error_rate", "word_error_rate", "bleu", "rouge"):
+        for label in (1, {"value": 1}):
+            with pytest.raises(UserError, match=r"needs texts, but a target is .*: use a metric"):
+                METRICS[name]([label], [label])
 
 
 def test_overlap_is_that_of_the_libraries():

@@ -3,6 +3,7 @@
 import json
 import math
 
+import fsspec
 import pytest
 
 from tasks.questions import baselines, scores, sets
@@ -118,6 +119,23 @@ def test_names_and_kinds_go_before_the_ending(tmp_path):
         "a=b",
     ]
     assert found["mine"] == found["own"] == [of_text("one two")]
+
+
+def test_sets_may_be_named_and_in_a_store(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.jsonl").write_text(json.dumps(CLOZE))
+    (tmp_path / "texts.txt").write_text("one two")
+    store = fsspec.filesystem("memory")
+    store.pipe("/sets/a.jsonl", json.dumps(CLOZE).encode())
+    store.pipe("/sets/b.txt", b"one two")
+    found = sets.load(
+        f"x={tmp_path}/mine,y=memory://sets/a.jsonl,z=text:memory://sets/b.txt,"
+        f"text:{tmp_path}/texts.txt"
+    )
+    assert list(found)[:3] == ["x.a", "y", "z"]
+    assert found["x.a"] == found["y"]
+    assert found["z"] == [of_text("one two")]
+    assert "python_docs" in sets.load("python_docs?split=validation", limit=3)
 
 
 def test_a_damaged_file_of_a_folder_is_named(tmp_path):

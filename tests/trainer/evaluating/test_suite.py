@@ -193,7 +193,7 @@ def test_a_run_answers_its_suite_and_the_report_shows_every_question(
     names = sorted(path.name for path in (model_dir / "suite").iterdir())
     assert names == ["2.ema.jsonl", "2.jsonl", "4.ema.jsonl", "4.jsonl"]
     # The command gives what the run gave.
-    evaluate.main([f"--model_dir={model_dir}", f"--suite={suite}", "--examples=4"])
+    evaluate.main([f"--model_dir={model_dir}", f"--suite={suite}"])
     assert files.read_bytes(before) == answers
     assert files.read_json(f"{model_dir}/evaluation.json")["checkpoints"]["4"] == {
         split: metrics for split, metrics in by_split.items() if split.startswith("suite/")
