@@ -131,7 +131,7 @@ def _symbols(flags: OptionFlags) -> tuple[str, ...]:
     path = flags.user_defined_symbols_file
     if path:
         try:
-            symbols += files.read_bytes(path).decode().splitlines()
-        except (FileNotFoundError, IsADirectoryError, UnicodeDecodeError) as error:
+            symbols += files.read_lines(path)
+        except FileNotFoundError as error:
             raise UserError(f"--user_defined_symbols_file={path} cannot be read") from error
     return tuple(symbol for symbol in symbols if symbol)

@@ -252,7 +252,8 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     size = sum(assignment.piece.bytes for assignment in assignments)
     left = sum(piece.bytes for piece in pieces)
     hours = expected.core_seconds / 3600
-    dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_PER_VCPU_HOUR)
+    price = options.price_per_vcpu_hour
+    dollars = hours * (estimate.DOLLARS_PER_VCPU_HOUR if price is None else price)
     if options.json:
         counts = {
             split: {name: quantity.value for name, quantity in each.items()}

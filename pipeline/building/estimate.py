@@ -252,7 +252,8 @@ def _scale_up(
                     values = [getattr(each, name) for each in shards]
                 nominal = name == "documents"
                 sizes = [each.piece.bytes if nominal else _text(each) for each in mine]
-                if sum(sizes) > _REPEATED * sum(each.piece.bytes for each in mine):
+                # A sample without any text says nothing by its text.
+                if not 0 < sum(sizes) <= _REPEATED * sum(each.piece.bytes for each in mine):
                     sizes = [each.piece.bytes for each in mine]
                 total = sum(piece.bytes for piece in stratum)
                 whole = sum(each.piece.bytes for each in mine) >= total
@@ -282,11 +283,10 @@ def _text(built: _Built) -> int:
 
 def _ratio(values: list[int], sizes: list[int], total: int, whole: bool = False) -> Quantity:
     """Scales the sum of `values` from the sum of `sizes` to `total`; exact if `whole`."""
-    sampled = sum(sizes)
-    ratio = sum(values) / sampled
     if whole:
         return Quantity(sum(values))
-    count = len(values)
+    sampled, count = sum(sizes), len(values)
+    ratio = sum(values) / sampled
     if count < 2:
         return Quantity(ratio * total, math.inf)
     squares = sum((value - ratio * size) ** 2 for value, size in zip(values, sizes, strict=True))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -46,7 +47,8 @@ def build(options: Options, runner: Engine) -> None:
             with _alone(of_task.folder, options):
                 of_task.keep()
         for number, (language, planned) in enumerate(plans.items(), 1):
-            print(f"language {language}, {number} of {len(corpora)}: {planned.of.spec}", flush=True)
+            which = f"language {language}, {number} of {len(corpora)}: {planned.of.spec}"
+            print(which, file=sys.stderr if options.json else sys.stdout, flush=True)
             with _of_language(language):
                 if options.dry_run:
                     engine.estimate(planned, runner)

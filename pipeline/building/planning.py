@@ -1,6 +1,7 @@
 """Plans builds: task, corpus, exclude lists, and the shards of each piece."""
 
 import dataclasses
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -100,7 +101,7 @@ def listed(of: Checked) -> Listed:
         of.spec, options.shard_bytes, options.max_document_bytes, earlier, **how
     )
     for note in corpus.notes:
-        print(note)
+        print(note, file=sys.stderr if options.json else sys.stdout)
     if existing and existing.corpus.get("files") == corpus.record.get("files"):
         # A plan keeps its own record of omitted files; no byte of the cache depends on it.
         corpus.record.pop("left_out", None)

@@ -123,6 +123,8 @@ def _joined(
         np.concatenate([getattr(each, name) for each in found])
         for name in ("paragraphs", "parts", "continued", "sketches", "exact", "words")
     )
+    if continued.any():  # unless the first part was blank, and so left out
+        continued &= [False, *(one == other for one, other in itertools.pairwise(ids))]
     before = np.cumsum([0, *(len(each.ids) for each in found)])
     grams = np.concatenate([
         each.grams + np.array([start, 0]) for each, start in zip(found, before, strict=False)
@@ -147,8 +149,13 @@ def _joined(
     encoded = [name.encode() for name in names]
     usable = np.flatnonzero(words >= (rules.min_words or 1))
     keys = kernels.band_keys(sketches[usable], rules.bands, rules.rows) if hashes else None
+    counts = Counter[str]()
+    for each in found:
+        counts.update(each.counts)
+    if rules.unit != PARAGRAPH:
+        counts["documents"] = len(names)
     return {
-        "counts": np.array([sum(each.counts[name] for each in found) for name in COUNTS]),
+        "counts": np.array([counts[name] for name in COUNTS]),
         "high": digests[:, 0].copy(),
         "low": digests[:, 1].copy(),
         "places": np.array(list(map(place_hash, places)), np.uint64),

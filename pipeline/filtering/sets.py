@@ -330,7 +330,7 @@ def _side(name: str, given: Any, unit: Unit) -> str:
 
 def _value(key: str, value: Any, default: Any) -> Any:
     if isinstance(default, tuple):
-        return _texts(value)
+        return () if value in ("none", "None") else _texts(value)
     if isinstance(default, bool):
         if value not in ("true", "false", True, False):
             raise ValueError("it must be true or false")
@@ -372,7 +372,8 @@ def _check(name: str, settings: dict[str, Any]) -> None:
     if unknown := [each for each in settings.get("scripts", ()) if each not in kernels.scripts()]:
         close = nearest(unknown[0], kernels.scripts())
         raise ValueError(f"there is no script {unknown[0]}{close}")
-    if len(settings.get("stop_words", ())) > kernels.MOST_STOP_WORDS:
+    words = {word for text in settings.get("stop_words", ()) for word in text.lower().split()}
+    if len(words) > kernels.MOST_STOP_WORDS:
         raise ValueError(f"stop_words may have {kernels.MOST_STOP_WORDS} words at most")
     for key in RATIOS:
         if (ratio := settings.get(key)) is not None and ratio < 1:

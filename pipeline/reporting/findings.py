@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tasks.cache.manifest import CacheManifest, shard_file
+from tasks.reading.corpus import file_of
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.vocabulary import Vocabulary
@@ -101,8 +102,7 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
             lengths.append(np.array([len(tokens) for _, tokens in documents], np.int64))
             hashes.append(np.array([_digest(tokens) for _, tokens in documents], "S16"))
             for name, tokens in documents:
-                file = name.rpartition(":")[0]
-                if file in names:
+                if file := file_of(name.rpartition(":")[0], names):
                     counts = found.by_file.setdefault(file, [0, 0])
                     counts[0] += 1
                     counts[1] += len(tokens)

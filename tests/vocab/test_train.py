@@ -296,7 +296,7 @@ def test_model_type_and_character_coverage(corpus, tmp_path):
 
 
 def test_user_defined_symbols(corpus, tmp_path):
-    (tmp_path / "symbols.txt").write_text("<code>\n\n<python>\n")
+    (tmp_path / "symbols.txt").write_bytes(b"\xef\xbb\xbf<code>\r\n\n<python>\n")
     flags = [
         f"--corpus={corpus}",
         f"--output={tmp_path / 'out'}",

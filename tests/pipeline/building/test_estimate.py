@@ -1,5 +1,6 @@
 """--dry_run predicts the build's size and time, and writes nothing."""
 
+import json
 import re
 
 import pytest
@@ -79,6 +80,24 @@ def test_parquet_with_its_own_validation_split(build, documents, tmp_path, monke
     assert table["documents"][1] == pytest.approx(len(texts) - 1500, rel=0.3)
 
 
+def test_a_sample_of_which_nothing_is_kept(build, tmp_path, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["a few words"] * 40}), tmp_path / "a.parquet")
+    corpus = f"--corpus=parquet:{tmp_path}/a.parquet"
+    build(tmp_path / "cache", corpus, "--dry_run", "--filter=length?min_words=100")
+    assert predicted(capsys.readouterr().out)["documents"] == [0, 0]
+
+
+def test_json_is_all_of_standard_output(build, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one line\n" * 30)
+    build(tmp_path / "cache", f"--corpus=text:{tmp_path}/a.txt", "--dry_run", "--json")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["counts"]
+    assert "every line is a document" in printed.err
+
+
 def test_dataflow(build, tmp_path, capsys):
     flags = ["--dry_run", "--runner=DataflowRunner", "--project=none", "--region=us-central1"]
     build(tmp_path, *flags)
@@ -86,9 +105,10 @@ def test_dataflow(build, tmp_path, capsys):
     assert re.search(r"on Dataflow: [\d.]+ vCPU-hours, \$[\d.]+, both ± 50%", listed)
     flags[1] = "--runner=dataflow"  # Beam reads it, too
     build(tmp_path, *flags, "--price_per_vcpu_hour=1e9")
-    hours, dollars = re.search(
-        r"Dataflow: ([\d.]+) vCPU-hours, \$([\d.,]+),", capsys.readouterr().out
-    ).groups()
+    charged = capsys.readouterr().out
+    build(tmp_path, *flags, "--price_per_vcpu_hour=0")
+    assert "vCPU-hours, $0.00," in capsys.readouterr().out
+    hours, dollars = re.search(r"Dataflow: ([\d.]+) vCPU-hours, \$([\d.,]+),", charged).groups()
     assert float(dollars.replace(",", "")) > 100
     assert float(dollars.replace(",", "")) == pytest.approx(float(hours) * 1e9, abs=6e6)
 

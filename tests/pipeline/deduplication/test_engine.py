@@ -100,6 +100,19 @@ def test_parts_of_a_long_document_are_one_unit(tmp_path):
     assert entries(found, [name for name, _ in texts]) == {"twin": (EXACT, "long")}
 
 
+@pytest.mark.parametrize("first", ["", "other text\n"])
+def test_a_document_that_begins_with_a_blank_part_is_one(tmp_path, first):
+    """Blank parts of a text are left out, so such a document begins with its second part."""
+    text = " ".join(words(60, 0))
+    (tmp_path / "a.txt").write_text(f"{first}{' ' * 1001}{text}\n{text}\nlast\n")
+    flags = ("--max_document_bytes=1000",)
+    found = search(f"text:{tmp_path}/a.txt", tmp_path / "o", *flags)
+    (row,) = found
+    assert (row["reason"], row["twin"]) == (EXACT, f"a.txt:{len(first)}")
+    report = json.loads((tmp_path / "o" / "report.json").read_text())
+    assert report["counts"]["documents"] == 3 + bool(first)
+
+
 def test_documents_of_equal_ids_are_told_apart(tmp_path, build):
     text = " ".join(words(100, 0))
     texts = [("x", text), ("x", text), ("x", " ".join(words(100, 1))), ("y", text)]

@@ -297,3 +297,19 @@ def test_languages_of_what_follows_the_end_of_a_text():
     german = "Dies ist ein deutscher Satz über das Wetter und das Meer. " * 4
     found = [f" </s> {english}", f"12 </s> {english}", f"{english} </s> {german}"]
     assert verdicts(record, found) == [[], [], ["languages"]]
+
+
+def test_none_turns_a_rule_of_texts_off():
+    (kept,) = sets.resolve(["c4?page_phrases=none"], None)
+    assert kept.settings["page_phrases"] == []
+    assert verdicts(kept, ["Lorem ipsum dolor sit amet, none of it. " * 9]) == [[]]
+    (usual,) = sets.resolve(["c4"], None)
+    assert verdicts(usual, ["Lorem ipsum dolor sit amet, none of it. " * 9]) == [["page_phrases"]]
+
+
+def test_stop_words_count_once_whatever_their_case():
+    found = Statistics(large(["de la MUNTE & co", "De DE de", "& - &"]))
+    assert found.stop_words(("de", "De", "&", "munte")).tolist() == [2, 1, 0]
+    many = ",".join(f"w{number} x{number}" for number in range(33))
+    with pytest.raises(UserError, match="stop_words may have 64 words at most"):
+        sets.resolve([f"stop_words?stop_words={many}&min_stop_words=1"], None)
