@@ -306,6 +306,11 @@ class Model:
         """
         from trainer.trained.prompts import results
 
+        if of_files := {"input", "column", "output"} & flags.keys():
+            raise UserError(
+                f'{min(of_files)} is for files: use palimpsest.call("generate", …), or pass the '
+                "prompts and keep the rows that are returned"
+            )
         several = [prompts] if isinstance(prompts, str) else documents.several(prompts, "prompts")
         texts = [checked(each, f"prompt {number}") for number, each in enumerate(several, 1)]
         main = command("trainer.generate")
@@ -395,6 +400,8 @@ def _trained(name: str, config: Config | None, flags: Mapping[str, Any]) -> "Mod
     if "corpus" in flags:
         given = f"corpus={shown(flags['corpus'])}"
         raise UserError(f"{name}: call palimpsest.build({given}, …) first, which makes the cache")
+    if flags.get("print_config"):
+        raise UserError(f'print_config makes no model: use palimpsest.call("{name}", …) for it')
     if "gin_file" in flags and "model_dir" not in flags:
         raise UserError("model_dir is missing: name it, even if the gin file does")
     typed = _run(name, config, flags)[1]

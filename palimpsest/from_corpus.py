@@ -104,7 +104,10 @@ def _row_tokens(task: str, words: Sequence[str]) -> int | None:
     from trainer.config.from_flags import GinRunFlags, configured
 
     config, _ = configured(made(GinRunFlags, parse(GinRunFlags, words)))
-    return flows.window_tokens(task, config.lengths.inputs, config.lengths.targets)
+    data, rows = config.data, config.lengths
+    packed = (data.example_inputs, data.example_targets)
+    lengths = packed if data.pack_examples else (rows.inputs, rows.targets)
+    return flows.window_tokens(task, *lengths)
 
 
 def _started(name: str, words: Sequence[str], output: int | None = None) -> subprocess.Popen[str]:

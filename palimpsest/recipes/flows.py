@@ -238,7 +238,9 @@ class Flowing:
 
     def _row_tokens(self, task: str, typed: Flags) -> int | None:
         """Returns the window of the run that trains on a cache, if the recipe sets its lengths."""
-        lengths = self._keys(_MODEL, "lengths.inputs", "lengths.targets")
+        packs = self._keys(_MODEL, "data.pack_examples")[0] in (True, "true")
+        kind = "data.example_" if packs else "lengths."
+        lengths = self._keys(_MODEL, f"{kind}inputs", f"{kind}targets")
         if task not in self._tasks_of_run():
             return None
         return window_tokens(task, *lengths)

@@ -12,6 +12,7 @@ from palimpsest.recipes.flows import RUNS
 from palimpsest.recipes.recipe import Stage
 from tasks.cache import language_set
 from tasks.cache.manifest import MANIFEST, CacheManifest
+from tasks.questions.scores import SUITE
 from tasks.reading import languages
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -170,12 +171,16 @@ def _evaluate(stage: Stage) -> Product | None:
     if stage.output.endswith(".jsonl"):
         return {"lines": [json.loads(line) for line in files.read_lines(stage.output)]}
     from trainer.checkpoints import metadata
+    from trainer.config import averages
 
     flags = {name: texts[0] for name, texts in stage.flags.items()}
     steps, split = flags.get("steps", "latest"), flags.get("split", "validation")
     if steps == "latest":
         steps = str(metadata.newest(flags["model_dir"])[0])
-    labels = (split, f"{flags.get('task')}:{split}")
+    if "suite" in flags:
+        split = SUITE
+    label = averages.label(split, flags["average"]) if flags.get("average") else split
+    labels = (label, f"{flags.get('task')}:{label}")
     found = {
         step: {name: of_split[name] for name in of_split if name.partition("/")[0] in labels}
         for step, of_split in files.read_json(stage.output)["checkpoints"].items()

@@ -132,8 +132,10 @@ def _goes_on(stage: Stage, name: str, old: _Value, new: _Value) -> bool:
     if stage.kind not in RUNS:
         return False
     from trainer.config import resuming
+    from trainer.config.phases import tokens_of
 
-    if name == "train_steps" and not (old and new and int(old[0]) < int(new[0])):
+    length = {"train_steps": lambda text: int(float(text)), "train_tokens": tokens_of}.get(name)
+    if length and not (old and new and (length(old[0]) or 0) < (length(new[0]) or 0)):
         return False  # a run cannot become shorter
     known = {flag.name: flag.path for flag in flags_of(command(COMMANDS[stage.command]).flags)}
     of_run, _, path = known[name].partition(".")

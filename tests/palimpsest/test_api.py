@@ -193,7 +193,8 @@ def test_a_value_without_its_name_is_refused(name, given, said):
      (lambda: palimpsest.call(["build"]), "command must be a text"),
      (lambda: palimpsest.write_corpus(["a"], 3), "3: it must be the path"),
      (lambda: palimpsest.write_corpus(["a"], ""), "'': it must be the path"),
-     (lambda: palimpsest.pretrain(corpus="json:x"), "call palimpsest.build.corpus='json:x', …. f")],
+     (lambda: palimpsest.pretrain(corpus="json:x"), "call palimpsest.build.corpus='json:x', …. f"),
+     (lambda: palimpsest.pretrain(print_config="values"), "print_config makes no model: use pali")],
 )  # fmt: skip
 def test_a_value_of_another_type_is_refused(call, said):
     with pytest.raises(palimpsest.UserError, match=said):
@@ -309,6 +310,8 @@ def test_text_from_a_model(model, capfd):
     assert model._generator[1] is generator
     with pytest.raises(palimpsest.UserError, match="has no gap"):
         model.fill("no gap")
+    with pytest.raises(palimpsest.UserError, match=r"output is for files: use palimpsest\.call"):
+        model.generate(["a"], output="answers.jsonl")
     prompts = (each for each in ["a <extra_id_0>", "b"])
     assert [*model.generate(prompts, max_new_tokens=4).prompt] == ["a <extra_id_0>", "b"]
     nothing = model.generate([])

@@ -11,7 +11,8 @@ import pytest
 
 from palimpsest import run as command
 from palimpsest.commands import COMMANDS
-from palimpsest.recipes import account, recipe, records, running, writable
+from palimpsest.recipes import account, products, recipe, records, running, writable
+from palimpsest.recipes.recipe import Stage
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from tests.support import in_process
@@ -301,3 +302,31 @@ def test_only_the_folder_itself_is_removed_whatever_its_name(store, here, gcs):
         assert files.exists(f"{place}/.recipe/vocabulary.json")
     assert not files.exists(f"{places[2]}/vocabulary")
     assert not files.exists(f"{places[2]}/.recipe/vocabulary.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "goes_on"),
+    [("300B", "1000B", True), ("300B", "100B", False), (None, "300B", False), ("1B", None, False)],
+)
+def test_a_run_measured_in_tokens_cannot_become_shorter(old, new, goes_on):
+    stage = Stage("pretrain", "pretrain", {}, "model", ())
+    old, new = ((text,) if text else None for text in (old, new))
+    assert records._goes_on(stage, "train_tokens", old, new) == goes_on
+
+
+@pytest.mark.parametrize(
+    ("flags", "written"),
+    [
+        ({}, "validation"),
+        ({"average": "last:3"}, "validation.last3"),
+        ({"average": "ema", "task": "mine_ul2"}, "mine_ul2:validation.ema"),
+        ({"suite": "english"}, "suite/english"),
+        ({"suite": "english", "average": "ema"}, "suite.ema/english"),
+    ],
+)
+def test_what_an_evaluation_wrote_is_found(tmp_path, flags, written):
+    found = {"checkpoints": {"6": {written: {"loss": 1.0}, "other": {"loss": 2.0}}}}
+    write(tmp_path / "evaluation.json", found)
+    texts = {"model_dir": ("model",), "steps": ("6",)} | {name: (v,) for name, v in flags.items()}
+    stage = Stage("evaluate", "evaluate", texts, str(tmp_path / "evaluation.json"), ())
+    assert products._evaluate(stage) == {"metrics": {"6": {written: {"loss": 1.0}}}}

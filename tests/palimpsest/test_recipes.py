@@ -65,6 +65,13 @@ def test_what_a_stage_decides_flows_to_the_next(tmp_path):
     # 256 inputs hold 284 tokens with 15 % of noise in spans of 3.
     flags = {"--name=mine", "--exclude=it/duplicates/exclude.arrow", "--row_tokens=284"}
     assert {*both, *flags, "--vocabulary=it/vocabulary"} < {*words["cache.mine"]}
+    # Packed rows hold examples of lengths of their own.
+    packed = WHOLE.replace("[finetune.qa]", "data.pack_examples = true\n[finetune.qa]")
+    assert not any(
+        "row_tokens" in word for word in words_of(written(tmp_path, packed))["cache.mine"]
+    )
+    own = packed.replace("true\n", "true\ndata.example_inputs = 256\ndata.example_targets = 64\n")
+    assert "--row_tokens=284" in words_of(written(tmp_path, own))["cache.mine"]
     assert "--name=qa" in words["cache.qa"]
     assert not both & {*words["cache.qa"]}
     assert {"--task=mine_span_corruption", "--cache_dir=it/cache"} < {*words["pretrain"]}

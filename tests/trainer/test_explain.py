@@ -305,3 +305,5 @@ def test_step_or_document_is_needed(tmp_path, capsys):
         code, errors = ended("trainer.explain", [f"--model_dir={tmp_path}", *flags], capsys)
         assert code == 2
         assert "give --step or --document" in errors or "has no effect with --document" in errors
+    code, errors = ended("trainer.explain", [f"--model_dir={tmp_path}", "--document="], capsys)
+    assert (code, "--document is empty: give a document's id" in errors) == (2, True)

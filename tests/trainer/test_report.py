@@ -4,9 +4,11 @@ import html.parser
 import json
 import math
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
+from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from trainer import report
 from trainer.config import save_config
@@ -169,6 +171,13 @@ def test_hours_follow_the_recorded_speed(tmp_path):
     run = history.load(made(tmp_path / "a", lines), "a")
     seconds = [3600 * hour for hour in run.hours([0, 10, 20, 25, 30, 40])]
     assert seconds == pytest.approx([0, 1, 2, 3, 4, 6])
+
+
+@pytest.mark.parametrize(("architecture", "sides"), [("encoder", 1), ("encoder_decoder", 2)])
+def test_an_encoder_has_no_second_side(architecture, sides):
+    run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(architecture=architecture)))
+    phase = SimpleNamespace(rows=32, lengths=Lengths(512, 512))
+    assert history.History._positions(run, phase) == sides * 32 * 512
 
 
 def test_runs_are_named_by_what_tells_them_apart(tmp_path):

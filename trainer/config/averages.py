@@ -69,7 +69,8 @@ def check_averages(config: Any) -> None:
     """Rejects an average that never begins, and watched metrics of one that is not kept."""
     start = config.averages.ema_start_step
     rule = f"below {config.train_steps}, the train_steps, or the average never begins"
-    require(start < config.train_steps, "Config.averages.ema_start_step", start, rule)
+    known = config.train_tokens is None
+    require(start < config.train_steps or not known, "Config.averages.ema_start_step", start, rule)
     if config.averages.ema_decay is not None:
         return
     for name in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):

@@ -5,6 +5,7 @@ import math
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
+from trainer.config import fields
 from trainer.config.phases import phases_of
 from trainer.config.run import Config
 
@@ -26,8 +27,12 @@ def batch_of_tokens(
     """
     length = max(lengths.inputs, lengths.targets)
     for tokens, implied in _IMPLIED_BY_TOKENS.items():
-        if getattr(config, tokens) is not None and origins.get(implied) == "command line":
+        if getattr(config, tokens) is None or origins.get(implied) != "command line":
+            continue
+        if not origins.get(tokens, "").startswith("the run "):
             raise UserError(f"--{tokens} and --{implied} are alternatives: set only one")
+        config = fields.replace(config, tokens, None)  # a branch replaces its run's
+        del origins[tokens]
     if config.tokens_per_batch is not None:
         rows, rest = divmod(config.tokens_per_batch, length)
         if rest:

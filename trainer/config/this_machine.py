@@ -13,15 +13,20 @@ def on_this_machine(config: Config) -> Config:
     """Returns a run's configuration for this process alone.
 
     Keeps the run's mesh if the local devices can form it, else all devices divide the rows; keeps
-    cuDNN's attention on GPUs only.
+    cuDNN's attention on GPUs only. Only updates have microbatches.
     """
     import jax
 
-    config = dataclasses.replace(config, processes=ProcessesConfig())
+    config = dataclasses.replace(
+        config,
+        processes=ProcessesConfig(),
+        microbatches=1,
+        tokens_per_microbatch_per_replica=None,
+    )
     try:
         config.mesh.sizes(jax.device_count())
     except UserError:
-        config = dataclasses.replace(config, mesh=MeshConfig(), microbatches=1)
+        config = dataclasses.replace(config, mesh=MeshConfig())
     if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
         config = fields.replace(config, "model.attention", "einsum")
     return config

@@ -203,18 +203,19 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
         return [*rows, ("task", config.task)]
     rows.insert(2, ("corpus tokens seen", f"{_tokens_seen(data, config, step):,}"))
     if len(data.tasks) > 1:
-        rows += list(_rates(data))
+        rows += list(_rates(data, config))
     for each in data.tasks:
         rows += _data_rows(each)
     return rows
 
 
-def _rates(data: CachedData) -> Iterator[tuple[str, str]]:
+def _rates(data: CachedData, config: Config) -> Iterator[tuple[str, str]]:
     """Yields the share of rows of each task, from each update at which they change."""
     names = [each.task.name for each in data.tasks]
     for begin, shares in data.rates:
         listed = ", ".join(f"{n} {share:.4g}" for n, share in zip(names, shares, strict=True))
-        yield "sampling rates" + (f" from update {begin + 1:,}" if begin else ""), listed
+        since = config.data.skips.updates(begin) + 1
+        yield "sampling rates" + (f" from update {since:,}" if begin else ""), listed
 
 
 def _lengths(config: Config, step: int) -> str:
@@ -226,15 +227,27 @@ def _lengths(config: Config, step: int) -> str:
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
     """Returns the number of corpus tokens in all updates; in mixtures, exact to a window a task."""
+    skips = config.data.skips
+    last = skips.batch(step)
+    ranges = [(first - 1, after - 1) for first, after in skips.up_to(last)]
+    skipped = sum(_tokens_to(data, config, end) - _tokens_to(data, config, begin)
+                  for begin, end in ranges)  # fmt: skip
+    return round(_tokens_to(data, config, last) - skipped)
+
+
+def _tokens_to(data: CachedData, config: Config, batch: int) -> float:
+    """Returns the number of corpus tokens in all batches up to this one."""
     total, phases = 0.0, config.phases
-    begins = {*(begin for begin, _ in data.rates), *(each.begin for each in phases.phases), step}
-    for first, last in itertools.pairwise(sorted(each for each in begins if each <= step)):
+    means = [each.tokens_a_row for each in data.sources]
+    begins = {*(begin for begin, _ in data.rates), *(each.begin for each in phases.phases), batch}
+    for first, last in itertools.pairwise(sorted(each for each in begins if each <= batch)):
         shares = [shares for begin, shares in data.rates if begin <= first][-1]
-        lengths = phases.of(first + 1).lengths
-        windows = [each.task.objective.window_tokens(lengths) for each in data.tasks]
+        if phases.nest:  # their windows are as long as each phase's rows
+            lengths = phases.of(first + 1).lengths
+            means = [each.task.objective.window_tokens(lengths) for each in data.tasks]
         rows = phases.passed(last) - phases.passed(first)
-        total += rows * sum(map(operator.mul, shares, windows))
-    return round(total)
+        total += rows * sum(map(operator.mul, shares, means))
+    return total
 
 
 def _data_rows(each: CachedTask) -> list[tuple[str, str]]:

@@ -123,6 +123,13 @@ class Source:
         return self.packed or OneByOne(reading(self.order, len(self.maker.windows)))
 
     @property
+    def tokens_a_row(self) -> float:
+        """The mean number of corpus tokens in a row."""
+        windows = self.maker.windows
+        count = len(windows) / self.packed.rows_per_epoch if self.packed else 1.0
+        return windows.mean_tokens * count
+
+    @property
     def whole(self) -> bool:
         """True if all windows are known; False while the cache is being built."""
         return not isinstance(self.order, FollowedOrder) or self.order.complete

@@ -445,5 +445,5 @@ class CachedData:
             *startup.skip_lines(self._config.data),
             startup.batch_line(self.sources, self._config.batch_size, shares, rows),
             *startup.phase_lines(phases, self._config.train_steps),
-            startup.packing_line(batch, specs, self.lengths),
+            startup.packing_line(batch, [] if self._packs else specs, self.lengths),
         ]

@@ -139,12 +139,8 @@ def batch_line(sources: list[Source], batch_size: int, shares: list[float], rows
     """Describes the first batch and, for a single task, how often its corpus is read."""
     if not all(source.whole for source in sources):
         return "batch", f"{batch_size} rows; epochs are unknown until the caches are finished"
-    tokens = sum(
-        source.maker.windows.mean_tokens
-        * (len(source.maker.windows) / source.layout.rows_per_epoch)
-        * batch_size
-        * share
-        for source, share in zip(sources, shares, strict=True)
+    tokens = batch_size * sum(
+        source.tokens_a_row * share for source, share in zip(sources, shares, strict=True)
     )
     text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
     if len(sources) == 1:

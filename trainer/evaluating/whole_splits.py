@@ -124,8 +124,9 @@ def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Conf
         del origins[path]
     if origins.get("model.vocab_size", "preset").startswith("preset"):
         origins["model.vocab_size"] = config.model_dir
-    # The old task's objective and mixing do not apply to another task.
+    # The old task's objective, mixing and reading do not apply to another task.
     values = {"objective": (), "mixing": MixingConfig(), "task": task}
+    values |= {"data.take": None, "data.segment_documents": False}
     return fields.replace_all(config, {**dict.fromkeys(implied), **values})
 
 

@@ -13,6 +13,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields, load_config, load_record
 from trainer.config.phases import Phase
+from trainer.model.capabilities import ENCODER
 from trainer.observing import goodput
 from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
 from trainer.reporting.software import read_software
@@ -99,7 +100,7 @@ class History:
             if (speed := line.get("speed", {})).get("steps_per_second")
             and "tokens_per_second" in speed
         ]
-        planned = _positions(self.config.phases.phases[0])
+        planned = self._positions(self.config.phases.phases[0])
         return round(statistics.median(rates)) if rates else planned
 
     def tokens(self, step: int) -> float:
@@ -107,7 +108,12 @@ class History:
         phases = self.config.phases
         if len(phases.phases) == 1:
             return step * self.tokens_per_step
-        return phases.weighted(_positions).read(step)
+        return phases.weighted(self._positions).read(step)
+
+    def _positions(self, phase: Phase) -> int:
+        """Returns the positions of a batch; encoders predict in place, without a second side."""
+        targets = 0 if self.config.model.architecture == ENCODER else phase.lengths.targets
+        return phase.rows * (phase.lengths.inputs + targets)
 
     def hours(self, steps: Sequence[int]) -> list[float]:
         """Returns the training hours before each of the ascending steps, from recorded speeds."""
@@ -203,7 +209,3 @@ def _between(known: Sequence[tuple[int, float]], step: int) -> float:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _positions(phase: Phase) -> int:
-    return phase.rows * (phase.lengths.inputs + phase.lengths.targets)

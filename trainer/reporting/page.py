@@ -157,7 +157,8 @@ def _data(runs: Sequence[History]) -> str:
 
 
 def _rates(run: History) -> Iterator[list[str]]:
-    rates = run.record.get("rates", [])
+    updates = run.config.data.skips.updates
+    rates = [(updates(batch), shares) for batch, shares in run.record.get("rates", [])]
     for number, (step, shares) in enumerate(rates):
         end = rates[number + 1][0] if number + 1 < len(rates) else run.config.train_steps
         for task, share in shares:

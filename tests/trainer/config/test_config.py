@@ -277,6 +277,19 @@ def test_batches_in_tokens(flags, rows, microbatches):
     assert batch_of_tokens(config, origins, Lengths(1, 512)) == config
 
 
+def test_a_run_of_tokens_may_begin_its_average_late():
+    """How many updates it makes is known once its rows are."""
+    flags = ("--averages.ema_decay=0.9", "--train_tokens=300B", "--averages.ema_start_step=20000")
+    assert build(*flags)[0].averages.ema_start_step == 20000
+
+
+def test_a_branch_may_give_rows_where_its_run_gave_tokens():
+    config, origins = build("--tokens_per_batch=8192", "--batch_size=4")
+    origins["tokens_per_batch"] = "the run model"
+    assert batch_of_tokens(config, origins, Lengths(1, 512)).batch_size == 4
+    assert "tokens_per_batch" not in origins
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

@@ -190,6 +190,18 @@ def test_best_fit_keeps_the_limits_of_both_sides():
     assert most <= rows.max() + 1 < 1.15 * most
 
 
+def test_the_start_says_what_packed_rows_hold(caches):
+    run = packed_run(caches, UL2)
+    (source,) = run.data.sources
+    examples = sum(len(run.data.batches().examples(step)[0]) for step in range(8))
+    windows = examples / 8 / run.config.batch_size
+    assert windows > 2
+    expected = windows * source.maker.windows.window_tokens
+    assert source.tokens_a_row == pytest.approx(expected, rel=0.15)
+    # Advice on lengths of rows would be of one example each.
+    assert "padding" not in dict(run.data.consequences())["packing"]
+
+
 def test_mistakes(caches):
     with pytest.raises(UserError, match="too short to pack: two examples per row have 71 and 27"):
         packed_run(caches, UL2, "--lengths.inputs=50").data.batches()
