@@ -419,7 +419,7 @@ def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attentio
 def test_the_card_has_a_mixture_s_rates_and_what_its_caches_leave_out():
     tasks = [SimpleNamespace(task=SimpleNamespace(name=name)) for name in "ab"]
     data = SimpleNamespace(tasks=tasks, rates=[(0, [0.7, 0.3]), (10, [0.5, 0.5])])
-    assert list(card._rates(data)) == [
+    assert list(card._rates(data, config_of())) == [
         ("sampling rates", "a 0.7, b 0.3"),
         ("sampling rates from update 11", "a 0.5, b 0.5"),
     ]
