@@ -26,7 +26,8 @@ _PIECES = 1000
 # Where the real stages run and write, and what only a long or distributed run needs.
 _OF_RUN = (
     *("cache_dir", "model_dir", "data.local_dir", "metrics.wandb", "profile_steps"),
-    *("tokens_per_batch", "microbatches", "data.skip", "on_event"),
+    *("tokens_per_batch", "microbatches", "data.skip", "on_event", "train_tokens", "rewind_to"),
+    "averages.ema_start_step",
 )
 _DROPPED = {
     "dedup": ("output", "runner", "workers", "part"),
@@ -42,6 +43,8 @@ _DROPPED = {
 _PLACES = ("cache_dir", "model_dir", "data.local_dir", "output", "plot", "picture")
 _DROPPED_GROUPS = ("mesh.", "processes.")
 _EVALUATIONS = "evaluation.every_steps"
+# Of as many checkpoints as a rehearsal's runs keep.
+_AVERAGE = "last:2"
 _RUN: Mapping[str, Any] = {
     "train_steps": UPDATES,
     "metrics.every_steps": UPDATES // 4,
@@ -117,6 +120,8 @@ def tables(
             if not sampled.are_whole(texts):  # else it shows how many pieces there are
                 size = as_text(flat.get("vocab_size", _PIECES))
                 flat["vocab_size"] = min(known["vocab_size"].parsed("vocab_size", size), _PIECES)
+        if str(flat.get("average", "")).startswith("last:"):
+            flat["average"] = _AVERAGE
         if kind in RUNS:
             flat["batch_size"] = _rows(runs[name], devices)
             if "vocabulary" in whole:  # its size was compared with the model's

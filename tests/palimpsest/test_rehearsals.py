@@ -129,6 +129,17 @@ def test_keys_of_any_spelling_do_not_lead_out_of_the_folder(tmp_path, monkeypatc
             shrinking.check_places(found, scratch)
 
 
+def test_what_twenty_updates_cannot_hold_is_made_to_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    run = 'train_tokens = "1B"\naverages = { ema_decay = 0.9, ema_start_step = 500 }\n[evaluate]'
+    text = PLACES.replace("[evaluate]", run).replace("[report]", 'average = "last:5"\n[report]')
+    tables = small_tables(tmp_path, text)
+    kept = {name for name in tables["pretrain"] if name.startswith(("train_", "averages."))}
+    assert kept == {"train_steps", "averages.ema_decay"}
+    assert tables["evaluate"] == {"average": "last:2"}
+
+
 def sample(here, lines, window=0, options=""):
     """Returns the options and the rows of a sample of lines, and whether it leaves none out."""
     (here / "corpus.txt").write_text("\n".join(lines))

@@ -17,6 +17,7 @@ from trainer.conversion import card, record, targets, verify
 from trainer.conversion.sources import Model
 from trainer.conversion.targets import Settings
 from trainer.conversion.verify import NotEqual
+from trainer.data import features
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch
 from trainer.data.interface import Run
@@ -140,7 +141,7 @@ def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Pari
         types = model.token_types > 1
         roles = Roles(begins=objective.classify, mask=objective.mask, types=types)
         settings = dataclasses.replace(settings, roles=roles)
-    positions = max(run.converter.encoder_length, run.converter.decoder_length)
+    positions = features.longest_row(run.config)
     params = jax.tree.map(np.asarray, params)
     plain = named_arrays(unstack_layers(params) if model.scan_layers else params)
     exported, arrays = targets.for_transformers(model, plain)

@@ -11,6 +11,7 @@ from trainer import huggingface
 from trainer.config import Config, fields, from_flags
 from trainer.config.presets import model_preset
 from trainer.conversion.record import recorded
+from trainer.data import features
 from trainer.huggingface import special_ids, weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
@@ -166,8 +167,7 @@ def _model_of(
     if checkpoint.run is not None:
         _refuse_given(flag, given, "the checkpoint describes its model")
         config = fields.from_dict(Config, checkpoint.run["config"], source.path)
-        lengths = (config.lengths.inputs, config.lengths.targets)
-        positions = max((length for length in lengths if length), default=0)
+        positions = features.longest_row(config)
         own = _unscanned(config.model)
         return Model(own, config.preset, positions or own.max_positions)
     record = recorded(source.path)

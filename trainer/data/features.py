@@ -13,6 +13,7 @@ import numpy as np
 from tasks.objectives import Examples, Lengths, Objective, noise
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
+from trainer.config.run import Config
 from trainer.model.config import ModelConfig
 
 Batch = dict[str, np.ndarray]
@@ -42,6 +43,12 @@ def converter(model: ModelConfig, lengths: Lengths, special: SpecialIds = T5_IDS
         return EncoderConverter(lengths, special)
     encoder_decoder = model.architecture == "encoder_decoder"
     return FeatureConverter(lengths, encoder_decoder, special)
+
+
+def longest_row(config: Config) -> int:
+    """Returns the positions of the longest rows that a run trains on; 0 if no length is set."""
+    made = converter(config.model, config.phases.longest)
+    return max(made.encoder_length, made.decoder_length)
 
 
 def convertible(model: ModelConfig, objective: Objective) -> bool:

@@ -5,12 +5,14 @@ import pytest
 
 from tasks import registry
 from tasks.objectives import Lengths
+from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.data.features import (
     EncoderConverter,
     FeatureConverter,
     converter,
     convertible,
+    longest_row,
     target_side,
 )
 
@@ -108,3 +110,16 @@ def test_features_of_encoder_decoders_and_decoders():
         "decoder_loss_weights": [[0, 0, 0, 1, 1, 1, 0, 0]],
         "decoder_causal_attention": [[1, 1, 1, 1, 0, 0, 0, 0]],
     }
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags", "positions"),
+    [
+        ("llama_mini", ("--lengths.inputs=512", "--lengths.targets=500"), 1012),
+        ("llama_mini", ("--lengths.targets=512", "--length_schedule=8000: targets=4096"), 4096),
+        ("t5_1_1_tiny", ("--lengths.inputs=512", "--lengths.targets=114"), 512),
+        ("t5_1_1_tiny", (), 0),
+    ],
+)
+def test_the_longest_row_is_of_all_phases_and_sides(preset, flags, positions):
+    assert longest_row(build_config(preset, [*flags])[0]) == positions
