@@ -5,8 +5,8 @@
     python -m trainer.plan --topology=v5p:4x4x4 … --search
     python -m trainer.plan --topology=h100:8 …
 
-It prints whether the programs fit in memory, the compiler's estimate of the step time, and
-what the run costs. Nothing is run, and no TPU, GPU, cache or task is needed; without --task, set
+It prints whether the programs fit in memory, an estimate of the step time, and what the run
+costs. Nothing is run, and no TPU, GPU, cache or task is needed; without --task, set
 --lengths. Without --topology, the plan is for the devices of this machine. It takes
 the flags of trainer.pretrain, so they can be copied between the two command lines.
 """
