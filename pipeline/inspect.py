@@ -139,6 +139,11 @@ def shown(flags: Flags) -> tuple[str, list[show.Sample], TokenIds]:
         task: TaskSpec | None = registry.get(flags.task, flags.task_module)
     else:
         task = registry.find(cache.manifest.plan.task, flags.task_module)
+    if task is None and (flags.inputs, flags.targets, flags.epoch) != (None, None, Flags.epoch):
+        raise UserError(
+            f"{flags.cache} names no known task, so its rows have no --inputs, --targets and "
+            "--epoch: name one with --task"
+        )
     own = task.lengths if task else Lengths(0, 0)
     lengths = Lengths(
         own.inputs if flags.inputs is None else flags.inputs,

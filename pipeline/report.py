@@ -21,6 +21,7 @@ class Flags:
 
     cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR", bare=True)
     output: str = field("report.html", "HTML file to write", metavar="FILE", aliases=("html",))
+    task_module: str | None = field(None, "Python module that registers the cache's vocabulary")
     sample_shards: int = field(
         32, "maximum number of shards to read from each split", rule=at_least(1)
     )
@@ -30,10 +31,12 @@ def run(flags: Flags) -> None:
     """Writes the page."""
     from pipeline.reporting.findings import study
     from pipeline.reporting.page import page
-    from tasks import vocabulary
+    from tasks import registry, vocabulary
     from tasks.cache.manifest import CacheManifest
     from tasks.storage import files
 
+    if flags.task_module:
+        registry.load(flags.task_module)
     manifest = CacheManifest.load(flags.cache)
     if manifest.plan.adopted:
         raise UserError(

@@ -13,6 +13,7 @@ import signal
 import sys
 
 from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
 
 
@@ -31,7 +32,12 @@ def run(flags: Flags) -> None:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pool = worker_pool_main.BeamFnExternalWorkerPoolServicer
-    _, server = pool.start(use_process=True, port=flags.port)
+    try:
+        _, server = pool.start(use_process=True, port=flags.port)
+    except RuntimeError as error:  # grpc's error, whose reason is in its log
+        raise UserError(
+            f"cannot listen on --port={flags.port}: another program may use it"
+        ) from error
     print(f"starting workers on request at port {flags.port}", flush=True)
     signal.pause()
     server.stop(0)

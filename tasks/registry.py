@@ -3,6 +3,7 @@
 `module` is a user's module; every function raises UserError if it cannot be imported.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -86,8 +87,9 @@ def _file_of(module: str) -> str | None:
     elif module.partition(".")[0] in palimpsest_home.PACKAGES:
         path = module.replace(".", "/")
         found = [f"{path}.py", f"{path}/__init__.py"]
-        if "." in module and importlib.util.find_spec(module):
-            return None  # one of ours
+        with contextlib.suppress(ModuleNotFoundError):  # of a parent that is not ours
+            if "." in module and importlib.util.find_spec(module):
+                return None  # one of ours
     if file := next(filter(os.path.isfile, found), None):
         return file
     if found:

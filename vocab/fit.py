@@ -263,10 +263,7 @@ def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") 
         words.update(text.split())
     by_script: dict[str, Tally] = defaultdict(Tally)
     spaced = [space + word for word in words]
-    # With a vocabulary that itself adds a space, such as Llama's, there would be two.
-    (of_a,) = loaded.encode(["a"])
-    adds_space = len(of_a) > 0 and loaded.ids.texts[of_a[0]][:1] in (" ", b" ")
-    encoded = loaded.encode(list(words) if space and adds_space else spaced)
+    encoded = loaded.encode(list(words) if space and _adds_space(loaded) else spaced)
     for (word, count), text, ids in zip(words.items(), spaced, encoded, strict=True):
         tally = by_script[script_of(word)]
         tally.words += count
@@ -275,6 +272,12 @@ def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") 
     report.pieces_used = len(written & used)
     report.by_script = {each: by_script[each] for each in SCRIPTS if each in by_script}
     return report
+
+
+def _adds_space(loaded: Vocabulary) -> bool:
+    """Returns whether a vocabulary itself adds a space, as Llama's; ours would be a second."""
+    (of_a,) = loaded.encode(["a"])
+    return len(of_a) > 0 and loaded.ids.texts[of_a[0]][:1] in (" ", b" ")
 
 
 def _texts(corpus: sources.Corpus, split: str) -> list[str]:

@@ -14,6 +14,7 @@ from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, SHARE, field
 from tasks.terminal.table import table
+from tasks.unit import Unit
 
 # Objectives that any text suits.
 _OBJECTIVES = ("span_corruption", "lm", "ul2", "prefix_lm", "masked_lm")
@@ -162,13 +163,16 @@ def next_build(
     flags: CorporaFlags, corpora: Corpora, output: str, task: str = "span_corruption"
 ) -> str:
     """Returns lines that name the command to run after the vocabulary `output` is made."""
+    of_pairs = any(corpus.spec.unit is Unit.PAIR for corpus in corpora.parts.values())
+    task = "supervised" if of_pairs else task
     command = ["python", "-m", "pipeline.build", f"--task={task}", "--name=mine"]
     command += _corpus_flags(flags.corpus, corpora)
     command += [f"--languages={flags.languages}"] if flags.languages else []
+    command += [f"--task_module={flags.task_module}"] if flags.task_module else []
     command += [f"--vocabulary={output}", "--cache_dir=cache"]
     *others, last = (each for each in _OBJECTIVES if each != task)
-    other = f"--task={', '.join(others)} or {last} for another objective"
-    return f"next: {shlex.join(command)}\n      ({other})"
+    other = f"\n      (--task={', '.join(others)} or {last} for another objective)"
+    return f"next: {shlex.join(command)}{'' if of_pairs else other}"
 
 
 def _corpus_flags(texts: Sequence[str], corpora: Corpora) -> list[str]:

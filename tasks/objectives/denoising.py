@@ -230,6 +230,8 @@ class Denoising(Objective):
         }
 
     def _limited(self, mask_WN: Array, lengths: Lengths, ids: TokenIds) -> Array:
+        if self.inputs == "noise_span_to_unique_sentinel":
+            mask_WN = noise.limit_noise(mask_WN, 0, mask_WN.shape[1], ids.sentinels)
         # EOS takes one position; a sentinel for text after the last span takes another.
         if self.targets == "nonnoise_span_to_unique_sentinel":
             return noise.limit_noise(mask_WN, 1, lengths.targets - 2, ids.sentinels - 1)

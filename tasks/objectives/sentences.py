@@ -80,7 +80,7 @@ class _Marks:
             "" if number <= silent or kind in (BYTE, UNKNOWN) else _shown(text)
             for number, (text, kind) in enumerate(zip(texts, kinds, strict=True))
         ]
-        self.text += [""] * (ids.size - len(self.text))
+        self.text += [""] * (ids.size + 1 - len(self.text))  # the last one pads words
         cased = any(text != text.lower() for text in self.text)
         # A word that ends with the piece may end a sentence.
         self.last = np.array([text[-1:] in (*_TERMINALS, *_CLOSERS) for text in self.text])
@@ -92,7 +92,7 @@ class _Marks:
         self._words: dict[bytes, int] = {}
 
     def end_of(self, tokens_P: Array) -> int:
-        """Returns `word_ends_sentence` of a word's pieces, left-padded with 0."""
+        """Returns `word_ends_sentence` of a word's pieces, left-padded with the number of ids."""
         key = tokens_P.tobytes()
         if key not in self._words:
             if len(self._words) > 1 << 18:
@@ -136,7 +136,7 @@ def sentence_starts(tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> Array:
     begin_WN = np.maximum.accumulate(np.where(word_WN, np.arange(width), 0), axis=1)
     last_CP = place_C[:, None] - np.arange(_WORD_PIECES)[::-1]
     inside_CP = last_CP >= begin_WN[row_C, place_C][:, None]
-    words_CP = tokens_WN[row_C[:, None], np.maximum(last_CP, 0)] * inside_CP
+    words_CP = np.where(inside_CP, tokens_WN[row_C[:, None], np.maximum(last_CP, 0)], ids.size)
     words_CP = np.ascontiguousarray(words_CP.astype(np.int32))
     ends_C = np.array([marks.end_of(tokens_P) for tokens_P in words_CP], np.int64)
     kept_C = (ends_C == _END) | ((ends_C == _END_UNLESS_NUMBER) & (begins_C != _DIGIT))

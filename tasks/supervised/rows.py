@@ -23,7 +23,7 @@ def write_pairs(task: Supervised, source: str, output: str, evaluating: bool) ->
                 count += 1
             if not count:
                 raise UserError(f"--input={source} has no rows that make pairs")
-    except (LookupError, TypeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"--input={source}: {task.name} needs the columns of {task.source} on the Hub "
             f"and its labels ({error!r} is missing or has the wrong type)"
@@ -36,11 +36,15 @@ def read_rows(path: str) -> Iterator[dict[str, Any]]:
     if not files.exists(path):
         raise UserError(f"--input={path}: no such file")
     if path.endswith(".parquet"):
+        import pyarrow as pa
         import pyarrow.parquet as parquet
 
         with files.open_read(path) as file:
-            for batch in parquet.ParquetFile(file).iter_batches():
-                yield from batch.to_pylist()
+            try:
+                for batch in parquet.ParquetFile(file).iter_batches():
+                    yield from batch.to_pylist()
+            except pa.ArrowException as error:
+                raise UserError(f"--input={path}: this is not Parquet: {error}") from error
         return
     for number, line in enumerate(files.read_lines(path), 1):
         try:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
 _UNK_END = UNK_ID + 1
+# Thai and Lao, Burmese, Khmer, kana and Han.
+_WITHOUT_SPACES = re.compile(
+    "[\u0e01-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
+)
 # EOS piece added to a tokenizer without one.
 ADDED_EOS = "</s>"
 
@@ -72,15 +78,23 @@ class TokenIds:
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """Ids that begin a word, bool [size]: pieces that begin with a space, or lack text."""
+        """Ids that begin a word, bool [size]: pieces that begin with a space, or lack text.
+
+        Scripts without spaces have a word for each piece, as has a vocabulary without spaces.
+        """
         starts = np.ones(self.size, bool)
         first = _UNK_END if self.special == T5_IDS else 0
         texts = self.texts[first : self.first_sentinel]
         kinds = self.kinds[first : self.first_sentinel]
-        starts[first : first + len(texts)] = [
+        spaces = [
             text[:1] in (" ", b" ") and kind != BYTE
             for text, kind in zip(texts, kinds, strict=True)
         ]
+        if any(spaces):
+            starts[first : first + len(texts)] = [
+                after_space or (isinstance(text, str) and bool(_WITHOUT_SPACES.match(text)))
+                for after_space, text in zip(spaces, texts, strict=True)
+            ]
         return starts
 
     @functools.cached_property

@@ -175,3 +175,12 @@ def test_a_users_module_may_change_the_directory(tmp_path, monkeypatch):
     before = sys.path[:]
     assert registry.load("wandering").TASKS == ()
     assert sys.path == before
+
+
+def test_a_folder_of_a_user_with_the_name_of_a_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks/mine").mkdir(parents=True)
+    (tmp_path / "tasks/mine/sub.py").write_text("TASKS = ()\n")
+    assert registry.load("tasks.mine.sub").TASKS == ()
+    with pytest.raises(UserError, match=r"there is no file tasks/mine/other\.py"):
+        registry.load("tasks.mine.other")

@@ -1,10 +1,13 @@
 """Tests vocab.report: rates by script, and several corpora side by side."""
 
 import json
+from typing import ClassVar
 
 import pytest
 
+from tasks import vocabulary
 from tasks.reading import sources
+from tasks.vocabulary import SpecialIds
 from tests.support.processes import started
 from vocab import fit, train
 from vocab.word_splitter import normaliser
@@ -86,3 +89,22 @@ def test_corpora_are_shown_side_by_side(folder):
 
 def test_the_normaliser_follows_the_named_rule():
     assert normaliser("identity", True, ("\n",)) != normaliser("nmt_nfkc", True, ("\n",))
+
+
+class Dna:
+    """Encodes four letters and nothing else."""
+
+    pieces: ClassVar = ["<pad>", "</s>", "<unk>", *"ACGT"]
+    special = SpecialIds()
+
+    def encode(self, text):
+        return [self.pieces.index(each) for each in text]
+
+    def decode(self, ids):
+        return "".join(self.pieces[number] for number in ids)
+
+
+def test_a_class_need_not_encode_what_no_text_has():
+    vocabulary.register("dna_of_the_report", Dna)
+    found = fit.of_texts(vocabulary.load("dna_of_the_report"), "train", ["ACGT", "GATTACA"])
+    assert (found.tokens, found.pieces_used) == (11, 4)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
+from tasks.unit import Unit
 from tests.support.corpora import write_json
 from tests.support.in_process import run
 from tests.support.processes import completed, wait_for
@@ -470,3 +472,16 @@ def test_the_next_command_names_corpora_without_names():
     named = ["a=json:a.jsonl", "b=json:b.jsonl"]
     found = weighting._corpus_flags(named, weighting.Corpora(dict.fromkeys("ab")))
     assert found == [f"--corpus={each}" for each in named]
+
+
+def test_the_next_command_builds_the_same_corpora():
+    text, pairs = (
+        SimpleNamespace(spec=SimpleNamespace(unit=unit)) for unit in (Unit.TEXT, Unit.PAIR)
+    )
+    flags = SimpleNamespace(corpus=("fasta:a.fa",), languages=None, task_module="mine.py")
+    printed = weighting.next_build(flags, weighting.Corpora({"": text}), "out")
+    assert "--task=span_corruption --name=mine --corpus=fasta:a.fa --task_module=mine.py" in printed
+    assert "for another objective" in printed
+    printed = weighting.next_build(flags, weighting.Corpora({"": pairs}), "out")
+    assert "--task=supervised --name=mine" in printed
+    assert "another objective" not in printed

@@ -153,6 +153,18 @@ def test_noise_ends_when_targets_or_sentinels_run_out():
     assert max(sizes) == 20
 
 
+def test_sentinels_of_the_inputs_run_out_too():
+    """With targets that have none, the vocabulary's sentinels still bound the spans."""
+    objective = Denoising(IidTokens(0.3), "noise_span_to_unique_sentinel", "drop_nonnoise_tokens")
+    ids = TokenIds(1000, 10)
+    tokens = np.full((50, 200), 7, np.int32)
+    keys = noise.fold_in(0, np.arange(50))
+    made = objective.examples(tokens, np.full(50, 200), keys, Lengths(256, 256), ids)
+    inputs = made["inputs"][0]
+    assert (inputs != 7).any()
+    assert set(inputs[inputs > 7].tolist()) == set(range(990, 1000))
+
+
 @pytest.mark.parametrize(
     "mask",
     [IidTokens(d) for d in (0.1, 0.15, 0.25, 0.5, 1.0)]

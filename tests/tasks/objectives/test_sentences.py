@@ -94,6 +94,31 @@ def test_documents_line_feeds_and_padding():
     assert 6 in np.flatnonzero(starts)
 
 
+def test_the_piece_with_id_0_pads_no_word():
+    """In GPT-2 and Llama 3 it is an exclamation mark."""
+    known = ("!", "</s>", f"{SPACE}Mr", ".", f"{SPACE}Smith", f"{SPACE}came", f"{SPACE}He")
+    ids = Pieces(len(known), 0, given=known, special=pieces.SpecialIds(None, 1, None))
+    tokens = np.array([[6, 5, 3, 2, 3, 4, 5, 0, 6, 5]], np.int32)
+    starts = sentence_starts(tokens, np.array([10]), ids)[0]
+    assert np.flatnonzero(starts).tolist() == [0, 3, 8]
+
+
+@pytest.mark.parametrize(
+    "known", [("A", "C", "G", "T"), (f"{SPACE}a", "漢", "字かな", "ไทย"), ("中", "文", SPACE, "字")]
+)
+def test_text_without_spaces_is_masked_piece_by_piece(known):
+    known = ("<pad>", "</s>", "<unk>", *known)
+    ids = Pieces(len(known) + 4, 4, given=known)
+    generator = np.random.default_rng(0)
+    tokens = generator.choice([n for n, piece in enumerate(known) if n > 2 and SPACE not in piece],
+                              (40, 100)).astype(np.int32)  # fmt: skip
+    sizes, keys = np.full(40, 100), noise.fold_in(0, np.arange(40))
+    made = MaskedLM(classify="<extra_id_0>", mask="<extra_id_1>").examples(
+        tokens, sizes, keys, Lengths(128, 128), ids
+    )
+    assert 0.14 < made["weights"][0].sum() / tokens.size < 0.16
+
+
 # Sentences of 1 to 20 words of one token, ended by a full stop of its own; documents of some.
 PIECES = ("<pad>", "</s>", "<unk>", ".", *(f"{SPACE}W{n}" for n in range(500)))
 IDS = Pieces(len(PIECES) + 10, 10, given=PIECES)

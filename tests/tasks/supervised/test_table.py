@@ -212,6 +212,7 @@ def test_pairs_are_written(tmp_path):
     for name, text, says in (
         ("glue_cola", "\n".join([*lines, '{"sentence1": "no more"}']), "glue/cola"),
         ("glue_rte", json.dumps({**RTE, "label": 7}), "labels"),
+        ("glue_rte", json.dumps({**RTE, "label": "entailment"}), "labels"),
         ("glue_rte", json.dumps({**RTE, "sentence2": None}), "null"),
         ("glue_rte", "", "has no rows"),
     ):
@@ -220,6 +221,10 @@ def test_pairs_are_written(tmp_path):
         assert made.returncode == 2
         assert made.stderr.count("\n") == 1
         assert says in made.stderr
+    (tmp_path / "rows.parquet").write_text("no table")
+    made = run("tasks.write_pairs", "--task=glue_rte", flags[0], f"--input={tmp_path}/rows.parquet")
+    assert (made.returncode, made.stderr.count("\n")) == (2, 1)
+    assert "rows.parquet: this is not Parquet" in made.stderr
     assert (tmp_path / "pairs.jsonl").read_bytes() == written
     with pytest.raises(UserError, match="did you mean"):
         table.get("glue_colla")
