@@ -51,9 +51,7 @@ def run(flags: Flags) -> None:
     """Prints or writes the documents."""
     if (flags.step is None) == (flags.document is None):
         raise UserError("give --step or --document")
-    if flags.document == "":
-        raise UserError("--document is empty: give a document's id")
-    if flags.document:
+    if flags.document is not None:
         from trainer.comparing.document_steps import print_sightings
 
         print_sightings(flags.model_dir, flags.document, flags.cache_dir)

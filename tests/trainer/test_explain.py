@@ -305,5 +305,8 @@ def test_step_or_document_is_needed(tmp_path, capsys):
         code, errors = ended("trainer.explain", [f"--model_dir={tmp_path}", *flags], capsys)
         assert code == 2
         assert "give --step or --document" in errors or "has no effect with --document" in errors
-    code, errors = ended("trainer.explain", [f"--model_dir={tmp_path}", "--document="], capsys)
-    assert (code, "--document is empty: give a document's id" in errors) == (2, True)
+    (tmp_path / "ids.txt").write_text("\n \n")
+    for given in ("", f"@{tmp_path}/ids.txt"):
+        flags = [f"--model_dir={tmp_path}", f"--document={given}"]
+        code, errors = ended("trainer.explain", flags, capsys)
+        assert (code, "names no document: give an id" in errors) == (2, True)

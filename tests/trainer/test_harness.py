@@ -297,6 +297,8 @@ def test_mistakes_are_named(fails, tasks, tmp_path, text_cache, monkeypatch):
     fails("--form=span is for models that read inputs, but this one continues", "--form=span")
     fails("max_gen_toks=N or --max_length", "--tasks=answers", "--gen_kwargs=max_gen_toks=64")
     fails("generation_kwargs: typical_p: only until", "--tasks=answers", "--gen_kwargs=typical_p=1")
+    sampled = "--gen_kwargs=do_sample=true,temperature=0"
+    fails("generation_kwargs: Decoding.temperature is 0", "--tasks=answers", sampled)
     fails(f"{tmp_path} holds no run", f"--model_dir={tmp_path}")
     fails("--include_path=nowhere: no such folder", "--include_path=nowhere")
     (tmp_path / "lost.yaml").write_text((tasks / "texts.yaml").read_text().replace("jsonl", "gone"))

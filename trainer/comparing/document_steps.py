@@ -126,7 +126,7 @@ class Sightings:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        listed = pa.array(sorted(documents))
+        listed = pa.array(sorted(documents), pa.string())
         found: dict[int, dict[str, None]] = {}
         for shard, path in enumerate(self._paths[number]):
             table = _lineage(path)
@@ -189,6 +189,8 @@ def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> N
             names = list(dict.fromkeys(line for line in lines if line.strip()))
     except FileNotFoundError as error:
         raise UserError(f"--document={documents}: there is no such file") from error
+    if not any(names):
+        raise UserError(f"--document={documents} names no document: give an id, or @FILE with ids")
     for model_dir in model_dirs.split(","):
         sightings = Sightings(model_dir, cache_dir)
         seen: set[str] = set()

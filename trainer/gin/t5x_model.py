@@ -227,7 +227,7 @@ _LAYERS = {
     "num_decoder_layers": m.field("model.num_decoder_layers", 6),
     "scan_layers": m.field("model.scan_layers"),
     "remat_policy": m.field("model.remat", convert=_by(_REMAT)),
-    "param_scan_axis": m.nothing("layers are stacked along the first axis", 1),
+    "param_scan_axis": m.nothing("layers are stacked along axis 1, as in T5X", 1),
 }
 _T5_CONFIG = m.configurable(
     "t5x.examples.t5.network.T5Config", **_SIZES, **_LAYERS, fields={"model.family": "t5_1_1"}

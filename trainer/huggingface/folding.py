@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from trainer.model.capabilities import ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
@@ -44,17 +45,28 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
         logits = config.logits_scale or before.tied_logits_multiplier(config.emb_dim)
         logits /= after.tied_logits_multiplier(config.emb_dim)
     gains = config.part("norm") != target.part("norm")
-    last = "decoder" if config.num_decoder_layers else "encoder"
+    last = ("decoder", "decoder_norm") if config.num_decoder_layers else ("encoder", "encoder_norm")
+    offset = float(getattr(target.part("norm").options, "gain", "vector") == "offset")
+    if config.architecture == ENCODER:  # the head's norm comes last
+        last, offset = ("mlm_head", "layer_norm"), 0.0
 
     def walk(tree: Tree, path: tuple[str, ...]) -> Tree:
         found: Tree = {}
+        # With shared queries and keys, "query" makes both.
+        scaled = "query_from_key" if "query_from_key" in tree else "query"
         for name, node in tree.items():
             here = (*path, name)
             if isinstance(node, dict):
                 node = walk(node, here)
-                if tied and here == (last, f"{last}_norm"):
-                    node = {part: np.asarray(leaf) * logits for part, leaf in node.items()}
-            elif here[-2] == "query" or name == "rel_embedding":
+                if name == scaled:
+                    node = {part: np.asarray(leaf) * attention for part, leaf in node.items()}
+                if tied and here[-2:] == last:
+                    node = {
+                        part: (np.asarray(leaf) + offset * (part == "scale")) * logits
+                        - offset * (part == "scale")
+                        for part, leaf in node.items()
+                    }
+            elif name == "rel_embedding":
                 node = np.asarray(node) * attention
             elif not tied and here[-2:] == ("logits_dense", "kernel"):
                 node = np.asarray(node) * logits

@@ -82,7 +82,9 @@ def make_optimizer(
         parts.append(_scale_tensors(own))
     if config.value("weight_decay"):
         decay, exponent = config.value("weight_decay"), config.value("weight_decay_rate_exponent")
-        peak = config.value("learning_rate") if config.value("independent_weight_decay") else 1.0
+        peak = 1.0
+        if config.value("independent_weight_decay"):  # a schedule may have no constant factor
+            peak = config.value("learning_rate") or 1.0
         spared, mask = config.value("no_weight_decay"), decayed
         if spared is not None:
             mask = weight_decay_mask(spared)

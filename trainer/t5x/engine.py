@@ -43,8 +43,8 @@ _MISSING = (
     "seqio tensorboard (docs/t5x_checkpoints.md)"
 )
 
-# Fields, or prefixes of fields, that are passed on to T5X or concern only the data, which this
-# project reads. All other fields must have their defaults.
+# Fields, or groups of fields with a dot at the end, that are passed on to T5X or concern only the
+# data, which this project reads. All other fields must have their defaults.
 _SUPPORTED = (
     *("preset", "task", "objective", "cache_dir", "model_dir", "lengths.", "mixing.", "data."),
     *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from", "deterministic"),
@@ -55,8 +55,11 @@ _SUPPORTED = (
     *("optimizer.maximum_parameter_scale", "optimizer.beta1", "optimizer.epsilon"),
     *("optimizer.decay_rate", "optimizer.step_offset", "optimizer.clipping_threshold"),
     *("optimizer.min_dim_size_to_factor", "loss.", "checkpoint.every_steps", "checkpoint.keep"),
-    *("evaluation.", "metrics.every_steps", "mesh.data", "mesh.tensor"),
+    *("evaluation.every_steps", "evaluation.batch_size", "evaluation.batches", "task_module"),
+    *("metrics.every_steps", "mesh.data", "mesh.tensor", "init_from_state"),
+    *("init_from_vocabulary.", "optimizer.weight_decay_rate_exponent"),
 )
+_GROUPS = tuple(name for name in _SUPPORTED if name.endswith("."))
 _REASONS = {
     "on_nan": "T5X makes every update",
     "spike_factor": "T5X makes every update",
@@ -179,7 +182,7 @@ def unsupported(config: Config) -> list[str]:
     problems = [
         f"--{path}={value}: {_REASONS.get(path, 'T5X has no such setting')}"
         for path, value in fields.leaves(config)
-        if not path.startswith(_SUPPORTED) and value != defaults.get(path)
+        if path not in _SUPPORTED and not path.startswith(_GROUPS) and value != defaults.get(path)
     ]
     problems += write.unsupported(model)
     if model.position == PER_LAYER and not model.scan_layers:
@@ -290,6 +293,7 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
     sizes = {name: getattr(model, name) for name in _SIZES}
     sizes["mlp_activations"] = spec.decoder.layers[0].feed_forward.activations
     sizes["logits_via_embedding"] = spec.output.tied
+    sizes["float32_attention_logits"] = model.softmax_dtype == "float32"
     normalizer: Any = config.loss.normalizing_constant
     if config.loss.normalizer != "sum":
         normalizer = losses.SpecialLossNormalizingFactor[config.loss.normalizer.upper()]

@@ -30,7 +30,7 @@ _ACTIVATIONS = ("gelu", "linear", "relu", "silu")
 _FIELDS = (
     *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "dtype"),
     *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "tied_logits"),
-    *("mlp_activations", "scan_layers", "remat", "attention"),
+    *("mlp_activations", "scan_layers", "remat", "attention", "softmax_dtype"),
 )
 
 

@@ -21,6 +21,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tasks import registry
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rejected
 from tasks.vocabulary import encode_with_sentinels, sentinel_piece
 from trainer.config.decoding import GREEDY, SAMPLE, SPAN, TARGETS, Decoding
 from trainer.data.batches import pad_rows
@@ -237,8 +238,8 @@ class Palimpsest(TemplateLM):
             raise UserError(f"generation_kwargs: {error}") from error
         until = handle_stop_sequences(settings.pop("until", None), None)
         new, samples = settings.pop("max_gen_toks"), settings.pop("do_sample", False)
-        if not samples:
-            settings.pop("temperature", None)
+        if not samples:  # as transformers, which warns of them
+            settings = {name: value for name, value in settings.items() if name not in _SAMPLING}
         if unknown := settings.keys() - _SAMPLING:
             raise UserError(
                 f"generation_kwargs: {', '.join(sorted(unknown))}: only until, max_gen_toks, "
@@ -246,7 +247,11 @@ class Palimpsest(TemplateLM):
             )
         method = SAMPLE if samples else GREEDY
         size = self._batch_size
-        return until, Decoding(method=method, max_new_tokens=new, batch_size=size, **settings)
+        try:
+            made = Decoding(method=method, max_new_tokens=new, batch_size=size, **settings)
+        except Rejected as error:
+            raise UserError(f"generation_kwargs: {error}") from error
+        return until, made
 
     def _text(self, ids: np.ndarray) -> str:
         """Returns the text of generated ids without special tokens, or that of the first span."""

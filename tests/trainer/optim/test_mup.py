@@ -163,6 +163,16 @@ def test_independent_decay_follows_the_schedule():
     np.testing.assert_allclose(update, expected, atol=1e-6)
 
 
+def test_independent_decay_without_a_constant_factor_follows_the_rate():
+    settings = {"name": "adamw", "weight_decay": 0.1, "independent_weight_decay": True}
+    schedule = {"schedule": "linear_warmup", "warmup_steps": 4, "warmup_start": 0.25}
+    param, gradient, update = update_of(DECODER, **settings, **schedule, learning_rate=None)[
+        "hidden"
+    ]
+    adam = gradient / (np.abs(gradient) + 1e-8)
+    np.testing.assert_allclose(update, -0.25 * (RATE * adam + 0.1 * param), atol=1e-6)
+
+
 def test_lion_against_the_formula():
     for word, (_, gradient, update) in update_of(DECODER, name="lion", weight_decay=0.0).items():
         np.testing.assert_allclose(update, -0.01 * RATES[word] * np.sign(gradient), rtol=1e-6)

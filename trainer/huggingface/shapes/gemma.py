@@ -32,6 +32,7 @@ def _read(fields: Fields, caps: tuple[float | None, float | None], **pieces: Any
     for name in ("head_dim", "num_key_value_heads"):
         fields[name]  # required, because transformers' defaults differ from ours
     name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    fields.get("hidden_act", "")  # without effect beside the other, as on the Hub
     return formats.from_decoder(
         fields,
         "gemma",

@@ -17,6 +17,7 @@ _WINDOW, _FULL_LAYERS = 4096, 28
 
 
 def _read(fields: Fields, **pieces: Any) -> ModelConfig:
+    fields.require("use_mrope", False)
     window = fields.nullable("sliding_window", _WINDOW)
     window = window if fields.get("use_sliding_window", False) else None
     full = fields.get("max_window_layers", _FULL_LAYERS)

@@ -17,7 +17,9 @@ from trainer.zoo.windows import Sliding
 
 _STACKS = ("encoder", "decoder")
 # Fields of a stack that another field decides.
-_INERT = frozenset({"cross_attention_hidden_size", "tie_word_embeddings"})
+_INERT = frozenset(
+    {"classifier_dropout_rate", "cross_attention_hidden_size", "tie_word_embeddings"}
+)
 
 
 def read_stacks(
