@@ -23,6 +23,8 @@ PACKAGES = ("palimpsest", "pipeline", "tasks", "trainer", "vocab")
 _MARK = "_PALIMPSEST_HOME"
 # The file of a user's module, which processes import under `own_name`.
 _OWN_FILE = "_PALIMPSEST_OWN_FILE"
+# The beginning of that name.
+_OWN = "own_"
 # Python's options that take a value, as the next word if none is attached.
 _WITH_VALUE = "WX"
 
@@ -40,7 +42,9 @@ class _Finder:
             from importlib.machinery import PathFinder
 
             return PathFinder.find_spec(name, [self.root])
-        if (file := os.environ.get(_OWN_FILE)) and name == own_name(file):
+        # Other names must not need `own_name`, whose import would come back here.
+        file = os.environ.get(_OWN_FILE) if name.startswith(_OWN) else None
+        if file and name == own_name(file):
             from importlib.util import spec_from_file_location
 
             return spec_from_file_location(name, file)
@@ -70,7 +74,7 @@ def own_name(file: str) -> str:
     folder, name = os.path.split(file)
     name = os.path.basename(folder) if name == "__init__.py" else name.removesuffix(".py")
     plain = "".join(letter if letter.isalnum() else "_" for letter in name)
-    return f"own_{plain}_{crc32(os.fsencode(file)):08x}"
+    return f"{_OWN}{plain}_{crc32(os.fsencode(file)):08x}"
 
 
 def importable(file: str) -> str:

@@ -1,5 +1,6 @@
 """The commands find their own packages beside files that have the packages' names."""
 
+import os
 import re
 import sys
 import zipfile
@@ -177,10 +178,21 @@ def test_a_users_module_may_change_the_directory(tmp_path, monkeypatch):
     assert sys.path == before
 
 
-def test_a_folder_of_a_user_with_the_name_of_a_package(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_of_a_user_with_the_name_of_a_package(tmp_path):
     (tmp_path / "tasks/mine").mkdir(parents=True)
     (tmp_path / "tasks/mine/sub.py").write_text("TASKS = ()\n")
-    assert registry.load("tasks.mine.sub").TASKS == ()
-    with pytest.raises(UserError, match=r"there is no file tasks/mine/other\.py"):
-        registry.load("tasks.mine.other")
+    for name, says in (("sub", "()"), ("other", "there is no file tasks/mine/other.py")):
+        loads = (
+            "from tasks import registry\n"
+            f"try: print(registry.load('tasks.mine.{name}').TASKS)\n"
+            "except Exception as error: print(error)"
+        )
+        assert says in completed([sys.executable, "-c", loads], cwd=tmp_path, check=True).stdout
+
+
+def test_a_child_of_a_command_with_a_users_file_starts(tmp_path):
+    """Finding any first module must not import another one on the way."""
+    (tmp_path / "mine.py").write_text("TASKS = ()\n")
+    own = {"_PALIMPSEST_OWN_FILE": f"{tmp_path}/mine.py"}
+    found = started("-m", "pipeline.inspect", "--help", env={**os.environ, **own})
+    assert found.returncode == 0, found.stderr
