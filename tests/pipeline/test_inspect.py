@@ -146,6 +146,9 @@ def test_a_cache_of_an_unknown_task_shows_its_rows(cache, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "WINDOW" in out
     assert "INPUTS" not in out
+    for flag in ("--epoch=1", "--inputs=9", "--targets=9"):
+        with pytest.raises(UserError, match="names no known task, so its rows have no --inputs"):
+            inspect.main([f"--cache={copy}", flag])
     (tmp_path / "my_tasks.py").write_text(
         "from tasks.task import pretraining_tasks\n"
         "import dataclasses\n"

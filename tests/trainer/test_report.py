@@ -15,6 +15,7 @@ from trainer.config import save_config
 from trainer.config.from_flags import build_config
 from trainer.reporting import curves, drawing, history
 from trainer.reporting.page import page, results
+from trainer.trained import report_sections
 
 EVIL = "<script>hacked=1<"
 
@@ -254,3 +255,9 @@ def test_hostile_text_stays_text(tmp_path):
     assert any(EVIL in label for label in labels)
     keys = [chart.key for chart in curves.charts([history.load(folder, "a")])]
     assert all(key.replace("-", "").isalnum() for key in keys)
+
+
+def test_a_cache_without_validation_text_has_no_completions():
+    run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(architecture="decoder")))
+    shown = report_sections._completed(run, SimpleNamespace(tasks=[]), 2, None)
+    assert "The caches have no validation rows." in shown

@@ -30,7 +30,9 @@ from trainer.config.optimizer import (
 )
 from trainer.config.presets import MODEL_PRESETS
 from trainer.config.resuming import changes_in
+from trainer.config.this_machine import on_this_machine
 from trainer.config.unused_fields import refuse_unread
+from trainer.evaluating import whole_splits
 from trainer.pretrain import main
 from trainer.setup import prepare
 
@@ -281,6 +283,15 @@ def test_a_run_of_tokens_may_begin_its_average_late():
     """How many updates it makes is known once its rows are."""
     flags = ("--averages.ema_decay=0.9", "--train_tokens=300B", "--averages.ema_start_step=20000")
     assert build(*flags)[0].averages.ema_start_step == 20000
+
+
+def test_a_run_is_opened_elsewhere_without_what_only_updates_need():
+    config, origins = build("--batch_size=32", "--microbatches=8", "--data.segment_documents=true")
+    config = fields.replace(config, "data.take", "c4_ul2: 0.1")
+    opened = on_this_machine(config)
+    assert (opened.batch_size, opened.microbatches) == (32, 1)
+    other = whole_splits._on_another_task(opened, origins, "wikipedia_span_corruption")
+    assert (other.data.take, other.data.segment_documents) == (None, False)
 
 
 def test_a_branch_may_give_rows_where_its_run_gave_tokens():
