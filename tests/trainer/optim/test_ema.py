@@ -3,6 +3,9 @@
 As a program it prints what updates on all devices leave, as JSON.
 """
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +14,15 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support import eight_devices
+from tests.support.runs import config_of
 from tests.support.trees import assert_close, assert_equal
 from tests.trainer.engine.test_sharding import SCANNED, batch_of, bytes_held, program_of, specs
+from trainer.config import config_changes
 from trainer.config.averages import AveragesConfig
 from trainer.engine.sharding import put_batch
 from trainer.model.paths import named
 from trainer.optim.ema import average_in, is_of_average, with_average
+from trainer.t5x.engine import unsupported
 
 DECAY, START = 0.8, 2
 EMA = (f"--averages.ema_decay={DECAY}",)
@@ -175,3 +181,18 @@ def test_averages_on_eight_devices_are_those_of_one():
 def test_mistakes_are_one_line(flags, says):
     with pytest.raises(UserError, match=says):
         program_of(*flags)
+
+
+def test_a_run_does_not_resume_with_another_average():
+    config = program_of(*EMA).tuning._config
+    without = dataclasses.replace(config, averages=type(config.averages)())
+    assert config_changes(without, config, 3) == [f"averages.ema_decay was None, is {DECAY}"]
+
+
+def test_t5x_keeps_no_average():
+    (said,) = unsupported(config_of(*EMA, "--engine=t5x"))
+    assert "averages.ema_decay" in said
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: results(*flags) for name, flags in MESHES.items()}))
