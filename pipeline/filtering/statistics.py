@@ -105,7 +105,7 @@ class Statistics:
     def stop_words(self, words: tuple[str, ...]) -> np.ndarray:
         """Returns how many of the words (at most 64) occur in each text."""
         _, folded, _, ends, _ = self._words
-        # Equal but for their case, words count once; those of signs alone have the hash 0.
+        # A word counts once in whatever case; a word of signs alone has the hash 0.
         hashes = Statistics(pa.array([" ".join(words)], pa.large_string())).words[1]
         wanted = np.unique(hashes[hashes != 0])
         out = np.empty(len(self), np.int64)

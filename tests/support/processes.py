@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Where the project is not installed, processes find it as this one does.
+PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def completed(command: Sequence[object], **how: Any) -> subprocess.CompletedProcess[str]:
