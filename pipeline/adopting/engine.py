@@ -21,6 +21,7 @@ import numpy as np
 from pipeline.adopting import megatron, seqio_cache
 from pipeline.adopting.options import CONCAT, TARGETS, Options
 from pipeline.adopting.scan import MOST_IDS, Found, Scan
+from tasks import registry
 from tasks.cache.adopted import Adoption
 from tasks.cache.manifest import (
     MANIFEST,
@@ -49,6 +50,8 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
     """Writes a cache's index and manifest; returns what was found and written."""
     folder, target = options.cache_dir, options.index_dir or options.cache_dir
     vocabulary = None
+    if options.task_module:
+        registry.load(options.task_module)
     if options.vocabulary:
         vocabulary = load(options.vocabulary, options.extra_ids)
     elif options.extra_ids:

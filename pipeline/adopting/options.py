@@ -27,6 +27,7 @@ class Options:
     extra_ids: int = field(
         0, "number of sentinels to add to a vocabulary that has none, 100 for T5's"
     )
+    task_module: str | None = field(None, "Python module that registers the vocabulary")
     read: str | None = field(
         None,
         "pairs: inputs and targets; targets: only those; by default pairs if the first row has "

@@ -401,3 +401,29 @@ def test_in_a_bucket(tmp_path, gcs, capsys):
     gcs.store.put("bucket", name, gcs.read(name)[:-9], {}, {})
     with pytest.raises(UserError, match=r"00001-of-00002 has \S+ bytes, but had \S+ when it was"):
         row_windows("gs://bucket/caches/t", theirs, "train", **reading)
+
+
+def test_the_vocabulary_of_a_module(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "letters_to_adopt.py").write_text(LETTERS)
+    folder = foreign_caches.write_seqio(tmp_path / "c", {"train": [{"targets": [3, 6, 1]}]})
+    with pytest.raises(UserError, match="letters_to_adopt"):
+        run(folder, "--vocabulary=letters_to_adopt")
+    run(folder, "--vocabulary=letters_to_adopt", "--task_module=letters_to_adopt")
+    assert Cache.open(str(folder)).ids.texts[3:7] == ["A", "C", "G", "T"]
+
+
+LETTERS = """
+from tasks import vocabulary
+
+class Letters:
+    pieces = ["<pad>", "</s>", "<unk>", *"ACGT"]
+
+    def encode(self, text):
+        return [self.pieces.index(each) for each in text if each in self.pieces]
+
+    def decode(self, ids):
+        return "".join(self.pieces[number] for number in ids)
+
+vocabulary.register("letters_to_adopt", Letters)
+"""
