@@ -7,7 +7,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.runs import TINY, curve, flags_of, metadata, state
-from tests.support.trees import assert_equal, same
+from tests.support.trees import assert_close, assert_equal, same
 from tests.support.words import changed
 from tests.trainer.conftest import assert_one_line, ended
 from trainer import explain, loop, pretrain
@@ -228,6 +228,21 @@ def test_a_branch_without_changes_is_its_parents_continuation(skipping, tmp_path
     found = verdict.compare((str(skipping), str(tmp_path / "new")), batches=-1)
     assert found.data.compared == (11, STEPS)
     assert found.data.batch is None
+
+
+def test_a_branch_may_add_clipping(plain, tmp_path):
+    # No gradient is as large, so only the place of the moments in the optimizer's chain changes.
+    clipping = ("--optimizer.clip_norm=1e9", "--optimizer.clip_value=1e9")
+    branched(tmp_path / "new", f"{plain}@10", *clipping, kill=17)
+    branched(tmp_path / "new", f"{plain}@10", *clipping)
+    branched(tmp_path / "back", f"{tmp_path}/new@15", "--optimizer.clip_norm=none")
+    branched(tmp_path / "low", f"{plain}@10", "--optimizer.clip_norm=1e-3")
+    new, back, low = (state(tmp_path / name, STEPS)["params"] for name in ("new", "back", "low"))
+    expected = state(plain, STEPS)["params"]
+    # Only the rounding of another compilation differs; without moments, percents would.
+    for found in (new, back):
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not same(low, expected)
 
 
 def test_a_cool_down_branch(plain, tmp_path):

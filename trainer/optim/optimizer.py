@@ -100,6 +100,20 @@ def make_optimizer(
     return optax.chain(*parts, optax.scale(-1.0))
 
 
+def in_places(chain: tuple[Any, ...], states: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the states of a chain at the places that those of `chain` have.
+
+    Clipping, for instance, has no arrays but a place in the chain, which moves those after it.
+    Only states with arrays are moved; `states` is returned if `chain` has another number of them.
+    """
+    filled = [state for state in states if jax.tree.leaves(state)]
+    places = [bool(jax.tree.leaves(state)) for state in chain]
+    if sum(places) != len(filled):
+        return states
+    left = iter(filled)
+    return tuple(next(left) if full else own for own, full in zip(chain, places, strict=True))
+
+
 def optimizer_of(
     config: OptimizerConfig, spec: ModelSpec | EncoderSpec
 ) -> optax.GradientTransformation:

@@ -1,8 +1,10 @@
 """Branches: `--branch_from=RUN@STEP` starts a run from the whole state of another's checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import jax
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -14,6 +16,8 @@ from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
+from trainer.engine.trainable import Tuning
+from trainer.optim.optimizer import in_places
 
 # Fields of the model that may change between two updates; others would compute another function.
 _OF_MODEL = ("model.dropout_rate",)
@@ -25,6 +29,7 @@ class Branch:
 
     folder: str
     step: int
+    before: Config
     changes: list[str]
     rate_scale: float
 
@@ -37,9 +42,13 @@ class Branch:
 
     def state(self, program: Program) -> TrainState:
         """Reads the state onto the program's devices."""
+        now = program.abstract_state()
+        optimizer = Tuning(self.before, program.spec).optimizer()
+        then = in_places(jax.eval_shape(optimizer.init, now.params), now.opt_state)
         source = Checkpoints(self.folder, writable=False)
-        state = source.restore(self.step, program.abstract_state())
+        state = source.restore(self.step, replace(now, opt_state=then))
         source.close()
+        state = replace(state, opt_state=in_places(now.opt_state, state.opt_state))
         return program.with_rate_scale(state, self.rate_scale)
 
 
@@ -72,7 +81,7 @@ def start(run: Run, checkpoints: Checkpoints) -> Branch:
         for task, fingerprint in stored["cache_fingerprints"].items()
         if now.get(task, fingerprint) != fingerprint
     ]
-    return Branch(folder, step, changed, checkpoints.watch.rate_scale)
+    return Branch(folder, step, before, changed, checkpoints.watch.rate_scale)
 
 
 def _check_folder(config: Config) -> None:

@@ -312,8 +312,9 @@ def optimizer_state(
         reason: str | None = "--init_from_state=false" if checkpoint else _NONE_STORED
     else:
         step = checkpoint.step
-        stored = {_unscaled(name): tensor for name, tensor in checkpoint.state.items()}
-        own = {name: _unscaled(name) for name in shapes if _unscaled(name)}
+        theirs = _comparable(checkpoint.state)
+        stored = {theirs[name]: tensor for name, tensor in checkpoint.state.items()}
+        own = {name: other for name, other in _comparable(shapes).items() if other}
         counted: dict[str, Tensor] = {}
         if not averages or not averages <= stored.keys():
             # An average that is not stored begins as the parameters, after `step` updates.
@@ -338,12 +339,22 @@ def optimizer_state(
     return {name: held(np.int32(value)) for name, value in values.items()}, reason
 
 
-def _unscaled(name: str) -> str:
-    """Returns the name that a leaf has without `--plateau.metric`; "" for the scale of the rate.
+def _comparable(names: Iterable[str]) -> dict[str, str]:
+    """Returns the name of each leaf without `--plateau.metric`; "" for the scale of the rate.
 
     A new run has evaluated nothing, so its rates start undiminished whatever its source's were.
+    Its first part, the place in a chain, is counted without places that have no arrays: clipping
+    has one.
     """
-    return "" if name.endswith("/rate_scale") else re.sub(r"^(\d+)/inner/", r"\1/", name)
+    names = list(names)
+    places = sorted({int(name.split("/")[0]) for name in names if re.match(r"\d+/", name)})
+    ranks = {str(place): str(rank) for rank, place in enumerate(places)}
+
+    def comparable(name: str) -> str:
+        first, slash, rest = name.partition("/")
+        return f"{ranks.get(first, first)}{slash}{rest.removeprefix('inner/')}"
+
+    return {name: "" if name.endswith("/rate_scale") else comparable(name) for name in names}
 
 
 def _adafactor_leaves(

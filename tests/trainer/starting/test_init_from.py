@@ -430,3 +430,21 @@ def test_a_run_whose_rate_was_dropped_gives_its_moments_but_not_its_rate(
     scales = [each for name, each in named(begun).items() if name.endswith("/rate_scale")]
     assert len(scales) == 2 * bool(plateau)
     assert all(float(scale) == 1 for scale in scales)
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_moments_are_kept_if_clipping_is_added_or_left_out(added, text_cache, tmp_path):
+    adamw = ("--optimizer.name=adamw", "--optimizer.learning_rate=0.003")
+    clipping = ("--optimizer.clip_norm=1", "--optimizer.clip_value=1")
+    before, flags = ((), clipping) if added else (clipping, ())
+    source = run_of_cache(text_cache, f"--model_dir={tmp_path}", *adamw, *before)
+    state = Program(source).initial_state()
+    moved = jax.tree.map(lambda leaf: leaf + 1, state.opt_state)
+    checkpoints = Checkpoints(str(tmp_path), source.config.checkpoint)
+    checkpoints.save(4, dataclasses.replace(state, opt_state=moved, step=state.step + 4), source)
+    checkpoints.close()
+    run = run_of_cache(text_cache, f"--init_from={tmp_path}/checkpoint_4", *adamw, *flags)
+    start = init_from.start(run)
+    assert "with the optimizer state" in start.describe()
+    begun = start.state(Program(run)).opt_state
+    assert_equal(jax.tree.leaves(begun), jax.tree.leaves(moved))
