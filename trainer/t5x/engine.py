@@ -179,9 +179,12 @@ def unsupported(config: Config) -> list[str]:
     """Returns one message per setting that T5X does not support."""
     model, optimizer = config.model, config.optimizer
     defaults = dict(fields.leaves(Config(config.preset, model)))
+    # Implied by the rows; T5X decodes nothing here.
+    implied = ("evaluation.decoding.max_new_tokens", config.lengths.targets)
     problems = [
         f"--{path}={value}: {_REASONS.get(path, 'T5X has no such setting')}"
         for path, value in fields.leaves(config)
+        if (path, value) != implied
         if path not in _SUPPORTED and not path.startswith(_GROUPS) and value != defaults.get(path)
     ]
     problems += write.unsupported(model)
@@ -194,6 +197,14 @@ def unsupported(config: Config) -> list[str]:
             for name, without in (("scan_layers", False), ("remat", "none"))
             if (value := getattr(model, name)) != without
         ]
+    other_network = model.architecture == "decoder" or model.scan_layers
+    if (model.softmax_dtype, model.dtype) == ("bfloat16", "float32") or (
+        other_network and (model.softmax_dtype, model.dtype) == ("float32", "bfloat16")
+    ):
+        problems.append(
+            f"--model.softmax_dtype={model.softmax_dtype}: with {model.dtype}, this network of T5X "
+            f"has a softmax in {model.dtype}"
+        )
     loss = config.loss
     if config.microbatches > 1 and loss.normalizer != "sum" and loss.normalize_over == "batch":
         problems.append(
@@ -293,7 +304,6 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
     sizes = {name: getattr(model, name) for name in _SIZES}
     sizes["mlp_activations"] = spec.decoder.layers[0].feed_forward.activations
     sizes["logits_via_embedding"] = spec.output.tied
-    sizes["float32_attention_logits"] = model.softmax_dtype == "float32"
     normalizer: Any = config.loss.normalizing_constant
     if config.loss.normalizer != "sum":
         normalizer = losses.SpecialLossNormalizingFactor[config.loss.normalizer.upper()]
@@ -321,6 +331,8 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
         sizes["remat_policy"] = {"dots": "minimal"}.get(model.remat, model.remat)
     else:
         from t5x.examples.t5 import network
+
+        sizes["float32_attention_logits"] = model.softmax_dtype == "float32"
 
     stacks = ("num_encoder_layers", "num_decoder_layers")
     layers = network.T5Config(**{name: getattr(model, name) for name in stacks}, **sizes)

@@ -58,6 +58,9 @@ def random_state(config):
     return read.Checkpoint("", STEP, params, state=state, run={})
 
 
+PER_LAYER = ("--model.position=relative_per_layer", "--model.scan_layers=true")
+
+
 def values(checkpoint, shared=True):
     """Returns parameters and moments; `shared`: with one table of positions per stack."""
     parts = layout.read_parts(checkpoint)
@@ -182,6 +185,28 @@ def test_every_unsupported_setting_is_named():
         "T5X has no bert models, only t5_1_0"[:30],
         "--optimizer.name=adamw: this engine"[:30],
     ]
+
+
+def test_what_a_run_implies_is_not_unsupported(text_cache):
+    run = runs.run_of(text_cache, "--engine=t5x", "--lengths.inputs=64")
+    assert run.config.evaluation.decoding.max_new_tokens == run.config.lengths.targets
+    assert engine.unsupported(run.config) == []
+    config = config_of("--evaluation.decoding.max_new_tokens=7")
+    assert "max_new_tokens=7: T5X has no such" in " ".join(engine.unsupported(config))
+
+
+@pytest.mark.parametrize(
+    ("flags", "supported"),
+    [
+        (("--model.softmax_dtype=float32", "--model.dtype=bfloat16"), True),
+        (("--model.softmax_dtype=float32", "--model.dtype=float32", *PER_LAYER), True),
+        (("--model.softmax_dtype=float32", "--model.dtype=bfloat16", *PER_LAYER), False),
+        (("--model.softmax_dtype=bfloat16", "--model.dtype=float32"), False),
+    ],
+)
+def test_a_softmax_that_t5x_computes_in_another_type_is_refused(flags, supported):
+    problems = engine.unsupported(config_of(*flags))
+    assert ["--model.softmax_dtype=" in each for each in problems] == [True] * (not supported)
 
 
 def test_settings_without_effect_are_rejected():
@@ -330,6 +355,7 @@ def as_checkpoint(state):
     return read.Checkpoint("a run of T5X", int(state.step), parameters, moments)
 
 
+@pytest.mark.filterwarnings("ignore:jax.experimental.pjit:DeprecationWarning")
 @pytest.mark.skipif(not T5X, reason="T5X is not importable: docs/t5x_checkpoints.md")
 @pytest.mark.parametrize("resumed", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:3])))
