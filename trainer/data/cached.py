@@ -117,7 +117,7 @@ class CachedData:
         if config.data.segment_documents:
             segments.check(objective, lengths, self._converter_of(each))
             if each.manifest.plan.adopted:
-                raise UserError(
+                raise segments.Unsegmented(
                     f"{each.cache} was adopted and does not say where documents begin: leave out "
                     "--data.segment_documents"
                 )

@@ -25,8 +25,12 @@ from trainer.data.features import Batch, Converter, FeatureConverter
 Make = Callable[[np.ndarray], Examples]
 
 
+class Unsegmented(UserError):
+    """The rows of a task cannot have segments by document."""
+
+
 def check(objective: Objective, lengths: Lengths, converter: Converter) -> None:
-    """Raises a UserError if rows of an objective's examples cannot have segments by document."""
+    """Raises Unsegmented if rows of an objective's examples cannot have segments by document."""
     if not isinstance(converter, FeatureConverter) or objective.unit is Unit.PAIR:
         why = "it is only for texts, and for models with a decoder"
     elif "inputs" not in objective.features:
@@ -37,7 +41,7 @@ def check(objective: Objective, lengths: Lengths, converter: Converter) -> None:
         why = "this objective's targets may come from documents without inputs"
     else:
         return
-    raise UserError(f"--data.segment_documents=true: {why}; leave it out")
+    raise Unsegmented(f"--data.segment_documents=true: {why}; leave it out")
 
 
 def documents_of(

@@ -12,6 +12,7 @@ from trainer.config import Config, MixingConfig, fields
 from trainer.config import averages as averages_config
 from trainer.config.evaluation import BEST_METRICS, EvaluateFlags
 from trainer.config.this_machine import on_this_machine
+from trainer.data import segments
 from trainer.data.interface import Run
 from trainer.data.task_record import warn_of_changes
 from trainer.engine import determinism, processes
@@ -52,7 +53,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
 
     determinism.set_flags(config.deterministic)
 
-    run = prepare(on_this_machine(config), origins)
+    run = _opened(config, origins, another=label != flags.split)
     if label == flags.split:
         warn_of_changes(flags.model_dir, run.data.tasks_record)
     checkpoints = Checkpoints(flags.model_dir, writable=False)
@@ -126,8 +127,20 @@ def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Conf
         origins["model.vocab_size"] = config.model_dir
     # The old task's objective, mixing and reading do not apply to another task.
     values = {"objective": (), "mixing": MixingConfig(), "task": task}
-    values |= {"data.take": None, "data.segment_documents": False}
+    values |= {"data.take": None}
     return fields.replace_all(config, {**dict.fromkeys(implied), **values})
+
+
+def _opened(config: Config, origins: dict[str, str], another: bool) -> Run:
+    """Returns the run; `another` task has segments by document if its rows can have them."""
+    config = on_this_machine(config)
+    try:
+        return prepare(config, origins)
+    except segments.Unsegmented as error:
+        if not another:
+            raise
+        print(f"segments      none: {error}")
+    return prepare(fields.replace(config, "data.segment_documents", False), origins)
 
 
 def _as_lines(results: dict[int, Results]) -> str:

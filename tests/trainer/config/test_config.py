@@ -291,7 +291,7 @@ def test_a_run_is_opened_elsewhere_without_what_only_updates_need():
     opened = on_this_machine(config)
     assert (opened.batch_size, opened.microbatches) == (32, 1)
     other = whole_splits._on_another_task(opened, origins, "wikipedia_span_corruption")
-    assert (other.data.take, other.data.segment_documents) == (None, False)
+    assert (other.data.take, other.data.segment_documents) == (None, True)
 
 
 def test_a_branch_may_give_rows_where_its_run_gave_tokens():

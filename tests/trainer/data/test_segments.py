@@ -19,13 +19,15 @@ from tasks.objectives import (
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from tests.support import window_caches
+from tests.support import runs, window_caches
 from tests.support.trees import assert_close
 from trainer.config import Config, DataConfig, LossConfig
+from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.data import features, segments
 from trainer.data.batches import BatchMaker
 from trainer.engine.loss import decoder_loss
+from trainer.evaluating import whole_splits
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 from trainer.planning.planned_run import Subject
@@ -180,3 +182,18 @@ def test_objectives_that_cannot_have_segments_are_one_line(objective, model, len
     converter = features.converter(model_preset(model), lengths)
     with pytest.raises(UserError, match=r"--data.segment_documents=true: .*leave it out"):
         segments.check(objective, lengths, converter)
+
+
+@pytest.mark.parametrize(("task", "kept"), [("span_corruption", True), ("iid_15_m_f", False)])
+def test_another_task_is_evaluated_with_segments_if_it_can_have_them(
+    task, kept, text_cache, capsys
+):
+    flags = ("--data.segment_documents=true", "--batch_size=2", "--lengths.targets=64")
+    config, origins = build_config(runs.TINY, runs.flags_of(text_cache, "nowhere", *flags))
+    other = whole_splits._on_another_task(config, origins, f"python_docs_{task}")
+    run = whole_splits._opened(other, origins, another=True)
+    assert run.config.data.segment_documents == kept
+    assert ("leave it out" in capsys.readouterr().out) != kept
+    if not kept:
+        with pytest.raises(UserError, match="segment_documents=true: this objective"):
+            whole_splits._opened(other, origins, another=False)
