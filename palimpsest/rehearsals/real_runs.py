@@ -193,10 +193,8 @@ def _divided(config: Config, origins: dict[str, str]) -> Config:
         check_task(task, config)
     sizes = config.mesh.planned()
     devices = math.prod(max(size, 1) for size in sizes.values())
-    if config.length_schedule:  # a plan is of one phase: the longest rows
-        longest = vars(config.phases.longest).items()
-        sides = {f"lengths.{side}": length or None for side, length in longest}
-        config = fields.replace_all(config, {**sides, "length_schedule": ""})
+    if config.length_schedule:
+        config = planned_run.of_longest_rows(config, origins, devices)
     planned = planned_run.subject(config, origins, devices)
     run, model = planned.config, planned.config.model
     check_positions(run, planned.converter)

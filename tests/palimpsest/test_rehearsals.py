@@ -12,12 +12,14 @@ import pytest
 
 from palimpsest.recipes import recipe as recipes
 from palimpsest.recipes.recipe import Stage
-from palimpsest.rehearsals import exported, rehearsal, samples, shrinking
+from palimpsest.rehearsals import exported, real_runs, rehearsal, samples, shrinking
 from tasks.terminal.command_line import UserError
 from tests.support import rehearsals
 from tests.support.processes import started, wait_for
 from tests.trainer.huggingface.conftest import Exported
 from trainer import huggingface
+from trainer.config import fields
+from trainer.config.from_flags import build_config
 from trainer.huggingface import configs
 
 
@@ -138,6 +140,43 @@ def test_what_twenty_updates_cannot_hold_is_made_to_fit(tmp_path, monkeypatch):
     kept = {name for name in tables["pretrain"] if name.startswith(("train_", "averages."))}
     assert kept == {"train_steps", "averages.ema_decay"}
     assert tables["evaluate"] == {"average": "last:2"}
+
+
+SCHEDULE = "--length_schedule=7000: targets=4096"
+LONG = "--length_schedule=2M: inputs=1024,targets=230"
+MICROBATCH = "--tokens_per_microbatch_per_replica=8192"
+LM = ("lm_tiny", "--lengths.targets=512")
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        # 954 updates, if all rows were of the longest length.
+        (
+            (*LM, SCHEDULE, "--batch_size=256", "--train_tokens=1B"),
+            {"train_steps": 7079, "batch_size": 256},
+        ),
+        (
+            (*LM, "--length_schedule=70: targets=1536", "--tokens_per_batch=16384"),
+            {"batch_size": 32, "tokens_per_batch": None},
+        ),
+        (
+            (*LM, "--batch_schedule=7000: 32", SCHEDULE, "--batch_size=256", MICROBATCH),
+            {"microbatches": 16},
+        ),
+        (
+            ("t5_1_1_tiny", "--task=rlm_span_corruption", LONG, "--batch_size=8"),
+            {"lengths.inputs": 1024, "lengths.targets": 230},
+        ),
+    ],
+)
+def test_a_schedule_of_lengths_keeps_its_updates_and_rows(flags, found):
+    preset, *words = flags
+    config, origins = build_config(preset, [*words, "--model_dir=model"])
+    run = real_runs._divided(config, origins)
+    values = dict(fields.leaves(run))
+    assert {name: values[name] for name in found} == found
+    assert run.length_schedule == ""
 
 
 def sample(here, lines, window=0, options=""):

@@ -73,10 +73,31 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
         return Subject(run.config, run.converter, _features(run.config))
     if config.cache_dir:
         raise UserError("--cache_dir needs a --task")
+    config = _in_rows(config, origins, devices)
+    converter = features.converter(config.model, _lengths(config))
+    return Subject(config, converter, _features(config))
+
+
+def of_longest_rows(config: Config, origins: dict[str, str], devices: int) -> Config:
+    """Returns the configuration of a run with the longest lengths of its `length_schedule` alone.
+
+    Its updates and rows are those that the schedule makes of numbers of tokens.
+    """
+    config = _in_rows(config, origins, devices)
+    longest = vars(config.phases.longest).items()
+    values: dict[str, Any] = {f"lengths.{side}": length or None for side, length in longest}
+    done = ("tokens_per_batch", "tokens_per_microbatch_per_replica")
+    return fields.replace_all(config, {**values, **dict.fromkeys(done), "length_schedule": ""})
+
+
+def _in_rows(config: Config, origins: dict[str, str], devices: int) -> Config:
+    """Returns a configuration with all lengths, and with tokens converted to rows and updates."""
     config = _with_lengths(config)
-    lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-    config = in_updates(batch_of_tokens(config, origins, lengths, devices), origins)
-    return Subject(config, features.converter(config.model, lengths), _features(config))
+    return in_updates(batch_of_tokens(config, origins, _lengths(config), devices), origins)
+
+
+def _lengths(config: Config) -> Lengths:
+    return Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
 
 
 def first_task(config: Config) -> TaskSpec | None:

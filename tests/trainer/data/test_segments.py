@@ -184,7 +184,7 @@ def test_objectives_that_cannot_have_segments_are_one_line(objective, model, len
         segments.check(objective, lengths, converter)
 
 
-@pytest.mark.parametrize(("task", "kept"), [("span_corruption", True), ("iid_15_m_f", False)])
+@pytest.mark.parametrize(("task", "kept"), [("span_corruption", True), ("deshuffling", False)])
 def test_another_task_is_evaluated_with_segments_if_it_can_have_them(
     task, kept, text_cache, capsys
 ):
