@@ -243,7 +243,6 @@ def _report(
     sweep: Sweep, placed: "list[_Placed]", output: str, times: "dict[Values, float] | None"
 ) -> int:
     from experiments.sweeps import cells, drawing, estimating, results
-    from trainer.optim.schedule import described
 
     outcomes = [results.outcome(*each, sweep.metric) for each in placed]
     curves = results.curves_of(outcomes)
@@ -252,10 +251,7 @@ def _report(
     parameters = {
         tuple(cell.values.items()): estimating.cost(cell).parameters for cell, _, _ in placed
     }
-    rates = {
-        tuple(cell.values.items()): described(cell.config.optimizer, cell.config.train_steps)
-        for cell, _, _ in placed
-    }
+    rates = {tuple(cell.values.items()): cells.rate(cell.config) for cell, _, _ in placed}
     text = results.table(sweep, curves, parameters, rates, times)
     notes = results.notes(sweep, outcomes)
     files.write_bytes(files.join(output, "table.md"), f"{text}\n\n{notes}\n".encode())
@@ -279,9 +275,8 @@ def _report(
 
 
 def _print_plan(sweep: Sweep, planned: "list[Cell]", output: str) -> None:
-    from experiments.sweeps import estimating
+    from experiments.sweeps import cells, estimating
     from tasks.terminal.table import table
-    from trainer.optim.schedule import described
 
     costs = {cell.label: estimating.cost(cell) for cell in planned}
     done = {cell.label: estimating.finished(cell, output) for cell in planned}
@@ -303,7 +298,7 @@ def _print_plan(sweep: Sweep, planned: "list[Cell]", output: str) -> None:
         sizes = (f"{n:,}" for n in (cost.parameters, cost.steps, cost.tokens))
         minutes = f"{cost.seconds(speed) / 60:,.1f}"
         counts = (len(same), left)
-        rate = described(same[0].config.optimizer, same[0].config.train_steps)
+        rate = cells.rate(same[0].config)
         rows.append([*values.values(), rate, *sizes, f"{cost.operations:.2e}", minutes, *counts])
     names = (
         "learning rate",

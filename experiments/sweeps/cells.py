@@ -182,6 +182,14 @@ def in_steps(config: Config) -> Config:
     return in_updates(batch_of_tokens(config, {}, lengths, devices=1), {})
 
 
+def rate(config: Config) -> str:
+    """Returns a description of a configuration's learning rate."""
+    from trainer.optim.schedule import described
+
+    config = in_steps(config)
+    return described(config.optimizer, config.train_steps)
+
+
 def _config(module: str, settings: Settings) -> Config:
     flags = made(
         RunFlags, parse(RunFlags, [f"--{name}={value}" for name, value in settings.items()])

@@ -13,9 +13,11 @@ from experiments.sweeps.cells import Cell, Stage
 from tasks import registry
 from tasks.cache.cache import find_cache
 from tasks.cache.manifest import CacheManifest
+from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
+from trainer.data import features
 from trainer.data.mixing import mixtures_of
 from trainer.reporting.metrics import read_metrics
 
@@ -67,7 +69,7 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float, float
     from trainer.engine.cost import flops_per_step
 
     config = cells.in_steps(_fitted(stage.config, vocab_size))
-    sides = config.lengths.inputs or 0, config.lengths.targets or 0
+    sides = _positions(config, Lengths(config.lengths.inputs or 0, config.lengths.targets or 0))
     update = flops_per_step(config.model, config.batch_size, *sides)
     evaluated = 0.0
     every = config.evaluation.every_steps
@@ -81,11 +83,17 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float, float
         evaluated = -(-config.train_steps // every) * rows * update / config.batch_size / 3
     steps = config.train_steps
     phases, model = config.phases, config.model
-    read = phases.weighted(lambda each: each.rows * sum(vars(each.lengths).values())).read(steps)
+    read = phases.weighted(lambda each: each.rows * sum(_positions(config, each.lengths)))
     made = phases.weighted(
-        lambda each: flops_per_step(model, each.rows, *vars(each.lengths).values())
+        lambda each: flops_per_step(model, each.rows, *_positions(config, each.lengths))
     )
-    return steps, read, made.read(steps), evaluated
+    return steps, read.read(steps), made.read(steps), evaluated
+
+
+def _positions(config: Config, lengths: Lengths) -> tuple[int, int]:
+    """Returns the positions of a row's encoder and decoder sides."""
+    made = features.converter(config.model, lengths)
+    return made.encoder_length, made.decoder_length
 
 
 def _manifest(config: Config) -> CacheManifest | None:

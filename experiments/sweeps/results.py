@@ -12,7 +12,7 @@ from typing import Any
 from experiments.sweeps import cells
 from experiments.sweeps.cells import Cell
 from experiments.sweeps.curves import Curve, Spread, steps_ratio
-from experiments.sweeps.definition import Sweep, is_number
+from experiments.sweeps.definition import Sweep, filled, is_number
 from tasks.storage import files
 from tasks.terminal import table as tables
 from tasks.terminal.command_line import UserError
@@ -87,7 +87,9 @@ def baseline_of(values: Values, baseline: Mapping[str, str]) -> Values:
 
 def lower_wins(sweep: Sweep) -> bool:
     """Returns whether lower values of the metric are better; raises UserError if unknown."""
-    return lower_is_better("metric", sweep.metric, (sweep.then or sweep.base).get("task_module"))
+    module = (sweep.then or sweep.base).get("task_module")
+    module = module and filled(module, sweep.parameters)
+    return lower_is_better("metric", sweep.metric, module)
 
 
 def tuned(curves: Curves, sweep: Sweep) -> dict[Values, Values]:

@@ -8,6 +8,7 @@ an interruption or by --extend, is built with them as well.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,7 +104,8 @@ def _of_sibling(cache_dir: str, task: str, language: str, scratch: str) -> list[
         if record.kind == lists.IDS:
             found.append(dataclasses.replace(lists.given_at(path, scratch), again=True))
         else:
-            print(f"language {language}: {path} has no documents of it, and is not in force for it")
+            note = f"language {language}: {path} has no documents of it, and is not in force for it"
+            print(note, file=sys.stderr)
     return found
 
 

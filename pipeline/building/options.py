@@ -10,8 +10,6 @@ from tasks.terminal.fields import REQUIRED, SHARE, ReadIf, at_least, field
 from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 from tasks.vocabulary import FORMS
 
-_DRY_RUN = ReadIf(lambda options: options.dry_run, "without --dry_run")
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -133,14 +131,13 @@ class Options:
     json: bool = field(
         False,
         "with --dry_run, print the estimate as JSON, a line for each language",
-        read_if=_DRY_RUN,
+        read_if=ReadIf(lambda options: options.dry_run, "without --dry_run"),
     )
     price_per_vcpu_hour: float | None = field(
         None,
-        "with --dry_run, dollars per Dataflow vCPU and hour, including memory and disk; the list "
-        "price if not set",
+        "dollars per Dataflow vCPU and hour, including memory and disk, for --dry_run and the plan "
+        "of a recipe; the list price if not set",
         rule=at_least(0),
-        read_if=_DRY_RUN,
     )
     part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))

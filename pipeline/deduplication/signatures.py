@@ -49,13 +49,18 @@ class Reader:
         self._rules, self._grams = rules, grams
         self._words = contamination.Words()
         self._hashes = kernels.multipliers(rules.hashes)
+        self._last = ""  # the last document
 
     def units(self, batch: pa.RecordBatch) -> Found:
         rules = self._rules
         data, bounds = contamination.text_bytes(batch)
         parts = batch.column("part").to_numpy()
         names, places = batch.column("id").to_pylist(), batch.column("place").to_pylist()
-        documents = int((parts <= 1).sum())
+        # A document whose first part is blank, and so left out, begins with a later one.
+        bases = [base_id(name, part) for name, part in zip(names, parts.tolist(), strict=True)]
+        changes = [one != other for one, other in itertools.pairwise([self._last, *bases])]
+        documents = int(((parts <= 1) | np.array(changes, bool)).sum())
+        self._last = bases[-1] if bases else self._last
         if rules.unit == PARAGRAPH:
             texts, numbers, begins, ends = kernels.lines_of(data, bounds).T.copy()
             names = [names[row] for row in texts.tolist()]
@@ -63,7 +68,7 @@ class Reader:
             of_parts, continued = parts[texts], np.zeros(len(texts), bool)
         else:
             numbers, begins, ends = np.full(len(names), -1), bounds[:-1], bounds[1:]
-            names = [base_id(name, part) for name, part in zip(names, parts.tolist(), strict=True)]
+            names = bases
             of_parts, continued = np.zeros(len(names), np.int32), parts > 1
         words, word_bounds, exact = self._words(data, begins, ends)
         sketches = np.empty((len(begins), rules.hashes if rules.near else 0), np.uint32)
@@ -149,13 +154,8 @@ def _joined(
     encoded = [name.encode() for name in names]
     usable = np.flatnonzero(words >= (rules.min_words or 1))
     keys = kernels.band_keys(sketches[usable], rules.bands, rules.rows) if hashes else None
-    counts = Counter[str]()
-    for each in found:
-        counts.update(each.counts)
-    if rules.unit != PARAGRAPH:
-        counts["documents"] = len(names)
     return {
-        "counts": np.array([counts[name] for name in COUNTS]),
+        "counts": np.array([sum(each.counts[name] for each in found) for name in COUNTS]),
         "high": digests[:, 0].copy(),
         "low": digests[:, 1].copy(),
         "places": np.array(list(map(place_hash, places)), np.uint64),

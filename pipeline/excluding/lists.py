@@ -28,6 +28,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -311,7 +312,8 @@ def given_at(path: str, scratch: str) -> Given:
         return Given(record_of(local, opened), local, opened.header, path)
     if blank := sum(bool(line) and not line.strip() for line in files.read_lines(path)):
         lines = f"{blank:,} line{'s' * (blank > 1)}"
-        print(f"--exclude={path}: skipped {lines} of white space alone, which no list can name")
+        note = f"--exclude={path}: skipped {lines} of white space alone, which no list can name"
+        print(note, file=sys.stderr)
     named = {line: line for line in ids_in(path)}
     return Given(record_of(local, opened), local, opened.header, path, named)
 

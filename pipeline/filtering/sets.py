@@ -295,6 +295,10 @@ def _record(name: str, given: dict[str, Any], module: str | None, unit: Unit) ->
             settings[key] = _value(key, value, settings[key])
         except (ValueError, TypeError) as error:
             raise ValueError(f"{key}={value}: {error}") from error
+    for key in settings:  # a rule of an empty list, such as stop_words=none, is off
+        measure = measure_of(key)
+        if measure and measure.setting and settings[measure.setting] == ():
+            settings[key] = None
     if missing := [key for key in rules.needs if not settings[key]]:
         raise ValueError(f"{name} needs {missing[0]}, such as {name}?{missing[0]}=…")
     active = name in _ACTIVE or settings.get("drop_identical")

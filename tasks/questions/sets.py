@@ -16,7 +16,7 @@ _OWN = pathlib.Path(__file__).parent / "files"
 _LINES = ".jsonl"
 _NAMED = re.compile(r"([\w.-]+)=(.+)")
 # The beginning of a corpus, KIND:PLACE, which the scheme of a store is not.
-_CORPUS = re.compile(r"\w+:(?!//)")
+_CORPUS = re.compile(r"[\w.+-]+:(?!//)")
 _FORMS = "a suite ({names}), a FILE.jsonl, a folder of them, or a SPEC of a corpus"
 
 

@@ -84,9 +84,11 @@ def test_axes_parameters_and_choices_make_the_flags(tmp_path):
 )
 def test_a_run_is_evaluated_ten_times_however_its_length_is_written(tmp_path, length):
     lengths = "batch_size = 4\nlengths.targets = 128\n"
+    lengths += 'optimizer.schedule = "constant * linear_decay"\n'
     (cell,) = cells.plan(write(tmp_path, f"{BASE}{length}\n{lengths}"), "/o")
     assert cell.config.evaluation.every_steps == 100
     assert cell.config.checkpoint.every_steps == 200
+    assert "at update 1,000" in cells.rate(cell.config)
 
 
 def test_a_second_run_begins_from_the_first(tmp_path):

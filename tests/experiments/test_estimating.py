@@ -8,6 +8,8 @@ import pytest
 from experiments.sweeps import estimating
 from experiments.sweeps.cells import Cell
 from experiments.sweeps.estimating import Cost
+from tasks.objectives import Lengths
+from tests.support import runs
 
 
 def test_a_finished_cells_speed_counts_its_evaluations_once(tmp_path):
@@ -22,3 +24,12 @@ def test_a_finished_cells_speed_counts_its_evaluations_once(tmp_path):
     assert source == "measured on 1 finished cells"
     # 25 s of updates, and as much of evaluations.
     assert cost.seconds(speed) - cost.seconds(float("inf")) == pytest.approx(50)
+
+
+def test_an_encoder_reads_a_row_once_and_a_decoder_both_sides_of_it():
+    def positions(preset):
+        return estimating._positions(runs.config_of(preset=preset), Lengths(64, 64))
+
+    assert positions("bert_tiny") == (64, 0)
+    assert positions("lm_tiny") == (0, 128)
+    assert positions("t5_1_1_tiny") == (64, 64)

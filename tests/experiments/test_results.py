@@ -153,6 +153,8 @@ def test_the_direction_of_a_users_metric_is_in_its_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "my_metrics", types.SimpleNamespace(METRICS=(odd,)))
     sweep = Sweep("s", base={"task_module": "my_metrics"}, metric="odd")
     assert not results.lower_wins(sweep)
+    named = {"base": {"task_module": "{module}"}, "parameters": {"module": "my_metrics"}}
+    assert not results.lower_wins(dataclasses.replace(sweep, **named))
     with pytest.raises(UserError, match="unknown whether lower is better"):
         results.lower_wins(dataclasses.replace(sweep, base={}))
 

@@ -92,10 +92,13 @@ def test_a_sample_of_which_nothing_is_kept(build, tmp_path, capsys):
 
 def test_json_is_all_of_standard_output(build, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one line\n" * 30)
-    build(tmp_path / "cache", f"--corpus=text:{tmp_path}/a.txt", "--dry_run", "--json")
+    (tmp_path / "ids").write_text("a.txt:3\n \n")
+    flags = (f"--exclude={tmp_path}/ids", "--dry_run", "--json")
+    build(tmp_path / "cache", f"--corpus=text:{tmp_path}/a.txt", *flags)
     printed = capsys.readouterr()
     assert json.loads(printed.out)["counts"]
     assert "every line is a document" in printed.err
+    assert "skipped 1 line of white space alone" in printed.err
 
 
 def test_dataflow(build, tmp_path, capsys):

@@ -109,8 +109,10 @@ def test_a_document_that_begins_with_a_blank_part_is_one(tmp_path, first):
     found = search(f"text:{tmp_path}/a.txt", tmp_path / "o", *flags)
     (row,) = found
     assert (row["reason"], row["twin"]) == (EXACT, f"a.txt:{len(first)}")
-    report = json.loads((tmp_path / "o" / "report.json").read_text())
-    assert report["counts"]["documents"] == 3 + bool(first)
+    search(f"text:{tmp_path}/a.txt", tmp_path / "p", *flags, "--unit=paragraph")
+    for output in ("o", "p"):
+        report = json.loads((tmp_path / output / "report.json").read_text())
+        assert report["counts"]["documents"] == 3 + bool(first)
 
 
 def test_documents_of_equal_ids_are_told_apart(tmp_path, build):

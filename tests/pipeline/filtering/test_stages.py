@@ -303,6 +303,8 @@ def test_none_turns_a_rule_of_texts_off():
     (kept,) = sets.resolve(["c4?page_phrases=none"], None)
     assert kept.settings["page_phrases"] == []
     assert verdicts(kept, ["Lorem ipsum dolor sit amet, none of it. " * 9]) == [[]]
+    (kept,) = sets.resolve(["gopher_quality?stop_words=none"], None)
+    assert (kept.settings["stop_words"], kept.settings["min_stop_words"]) == ([], None)
     (usual,) = sets.resolve(["c4"], None)
     assert verdicts(usual, ["Lorem ipsum dolor sit amet, none of it. " * 9]) == [["page_phrases"]]
 

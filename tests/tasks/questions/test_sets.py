@@ -242,3 +242,10 @@ def test_scores_have_groups_and_results_intervals():
     assert results["suite/t"] == {"suite_bits_per_byte": 1.0}
     assert results["suite/s"]["suite_accuracy_low"] < 66 < results["suite/s"]["suite_accuracy_high"]
     assert "66.7 %" in scores.shown(found)
+
+
+@pytest.mark.parametrize(
+    ("suite", "is_corpus"), [("hf:a/b", True), ("fasta-x:a.fa", True), ("gs://bucket/a", False)]
+)
+def test_a_corpus_begins_with_its_kind(suite, is_corpus):
+    assert bool(sets._CORPUS.match(suite)) == is_corpus
