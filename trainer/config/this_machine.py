@@ -3,7 +3,7 @@
 import dataclasses
 
 from tasks.terminal.command_line import UserError
-from trainer.config import fields
+from trainer.config import fields, phases
 from trainer.config.mesh import MeshConfig
 from trainer.config.processes import ProcessesConfig
 from trainer.config.run import Config
@@ -13,7 +13,8 @@ def on_this_machine(config: Config) -> Config:
     """Returns a run's configuration for this process alone.
 
     Keeps the run's mesh if the local devices can form it, else all devices divide the rows; keeps
-    cuDNN's attention on GPUs only. Only updates have microbatches.
+    cuDNN's attention on GPUs only. Only updates have microbatches and schedules of batches; others
+    have enough rows for all devices.
     """
     import jax
 
@@ -27,6 +28,13 @@ def on_this_machine(config: Config) -> Config:
         config.mesh.sizes(jax.device_count())
     except UserError:
         config = dataclasses.replace(config, mesh=MeshConfig())
+    sizes = config.mesh.sizes(jax.device_count())
+    parts = sizes["data"] * sizes["fsdp"]
+    later = (entry.values["rows"] for entry in phases.parse(config.batch_schedule))
+    if any(rows % parts for rows in (config.batch_size, *later)):
+        rows = -(-config.batch_size // parts) * parts
+        values = {"batch_size": rows, "batch_schedule": "", "tokens_per_batch": None}
+        config = fields.replace_all(config, values)
     if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
         config = fields.replace(config, "model.attention", "einsum")
     return config

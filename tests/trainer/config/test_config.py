@@ -294,6 +294,16 @@ def test_a_run_is_opened_elsewhere_without_what_only_updates_need():
     assert (other.data.take, other.data.segment_documents) == (None, True)
 
 
+@pytest.mark.parametrize(
+    "flags", [("--batch_size=12",), ("--batch_size=8", "--batch_schedule=100: 12; 200: 16")]
+)
+def test_a_run_is_opened_on_more_devices_than_it_had_rows(flags, monkeypatch):
+    monkeypatch.setattr("jax.device_count", lambda: 8)
+    opened = on_this_machine(build(*flags, "--mesh.data=-1")[0])
+    assert opened.batch_size == 8 * (1 + (flags[0] == "--batch_size=12"))
+    assert opened.phases.sizes == [opened.batch_size]
+
+
 def test_a_branch_may_give_rows_where_its_run_gave_tokens():
     config, origins = build("--tokens_per_batch=8192", "--batch_size=4")
     origins["tokens_per_batch"] = "the run model"
