@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -123,6 +122,7 @@ def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:
             )
     found = [table[name] for name in names]
     for metric in found:
-        if metric.package and importlib.util.find_spec(metric.package) is None:
-            raise extras.missing(f"the metric {metric.name}", metric.package, "eval")
+        with extras.needed(f"the metric {metric.name}", "eval"):
+            if metric.package:
+                importlib.import_module(metric.package)
     return found

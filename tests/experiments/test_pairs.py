@@ -2,6 +2,7 @@
 
 import collections
 import json
+import sys
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_letters_without_diacritics_are_not_taken_apart():
 
 def test_pairs_need_the_package_of_their_metric(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("".join(f"Mâța{i} și câinele\n" for i in range(60)))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "editdistance", None)
     flags = [f"--corpus=text:{tmp_path}/a.txt?validation=0.2", f"--output={tmp_path}/made"]
     with pytest.raises(UserError, match="needs the package editdistance"):
         pairs.main(flags)

@@ -129,10 +129,18 @@ def test_a_users_metric_and_an_unknown_one(monkeypatch):
 
 def test_a_missing_package_is_asked_for_before_the_work(monkeypatch):
     missing = "needs the package sacrebleu: pip install 'palimpsest-lm[eval]'"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(UserError, match=re.escape(missing)):
         metric.chosen(["bleu"])
     assert metric.chosen(["exact_match"])
+
+
+def test_a_package_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "editdistance.py").write_text("from sys import nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "editdistance", raising=False)
+    with pytest.raises(UserError, match="the metric word_error_rate cannot import sys: "):
+        metric.chosen(["word_error_rate"])
 
 
 def test_the_table_imports_no_library():
