@@ -53,7 +53,9 @@ def run(flags: Flags) -> None:
         )
     draw = random.Random(flags.seed)
     splits["train"] = drawn(splits["train"], flags.count, draw)
-    splits["validation"] = splits["validation"][: flags.held_out]
+    # The same ones for each seed; the first ones may all be of one label.
+    most = min(flags.held_out, len(splits["validation"]))
+    splits["validation"] = random.Random(0).sample(splits["validation"], most)
     files.make_folder(flags.output)
     for split, rows in splits.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

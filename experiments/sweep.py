@@ -29,6 +29,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.terminal.flags import made, parse
+from tasks.terminal.texts import listed
 
 if TYPE_CHECKING:
     from experiments.sweeps.cells import Cell
@@ -165,7 +166,10 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
         if len(sweep.axes) != 1:
             raise UserError(f"--baseline={text}: write AXIS=VALUE, since there are several axes")
         return {sweep.axes[0].name: text}
-    return dict(pair.partition("=")[::2] for pair in text.split(","))
+    axis, _, label = text.partition("=")
+    if any(axis == each.name and label in (c.label for c in each.choices) for each in sweep.axes):
+        return {axis: label}  # which may contain commas
+    return dict(pair.partition("=")[::2] for pair in filter(None, listed(text)))
 
 
 def _same_sweep(sweep: Sweep, output: str) -> None:

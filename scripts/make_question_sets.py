@@ -10,6 +10,7 @@ the validation part of RONEC (github.com/dumitrescustefan/ronec, MIT), detokenis
 import argparse
 import pathlib
 import random
+from collections.abc import Iterator
 
 from tasks.questions import making, question, sets
 from tasks.questions.question import Question, of_pair
@@ -57,9 +58,8 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _english(draw: random.Random) -> list[Question]:
-    found = []
-    for _ in range(COUNT // 3):
+def _english(draw: random.Random) -> Iterator[Question]:
+    while True:
         (noun, other), (verb, end) = draw.sample(NOUNS, 2), (draw.choice(VERBS), draw.choice(ENDS))
         place, number = draw.choice(PLACES), draw.randrange(2)
         right, wrong = verb[number], verb[1 - number]
@@ -68,16 +68,14 @@ def _english(draw: random.Random) -> list[Question]:
             ("with a noun between", f"The {noun[number]} {place} {other[1 - number]}"),
         ):
             pair = f"{start} {right} {end}.", f"{start} {wrong} {end}."
-            found.append(of_pair(*pair, group))
+            yield of_pair(*pair, group)
         these, was = draw.choice(THESE), ("was", "were")[number]
         pair = (f"{these[each]} {noun[number]} {was} {end}." for each in (number, 1 - number))
-        found.append(of_pair(*pair, "determiner and noun"))
-    return found
+        yield of_pair(*pair, "determiner and noun")
 
 
-def _romanian(draw: random.Random) -> list[Question]:
-    found = []
-    for _ in range(COUNT // 4):
+def _romanian(draw: random.Random) -> Iterator[Question]:
+    while True:
         noun, other = draw.sample(SUBSTANTIVE, 2)
         verb, end, number = draw.choice(VERBE), draw.choice(CAPETE), draw.randrange(2)
         right, wrong = verb[number], verb[1 - number]
@@ -86,18 +84,28 @@ def _romanian(draw: random.Random) -> list[Question]:
             ("with a noun between", f"{_capital(noun[number])} de lângă {other[1 - number]}"),
         ):
             pair = f"{start} {right} {end}.", f"{start} {wrong} {end}."
-            found.append(of_pair(*pair, group))
+            yield of_pair(*pair, group)
         feminine = noun[3] == "f" or (noun[3] == "n" and number == 1)
         forms, article = draw.choice(ADJECTIVE), noun[3] == "f"
         pair = (
             f"{_capital(noun[number])} {('este', 'sunt')[number]} {forms[2 * number + each]}."
             for each in (feminine, not feminine)
         )
-        found.append(of_pair(*pair, "adjective"))
+        yield of_pair(*pair, "adjective")
         pair = (f"Am văzut {('un', 'o')[each]} {noun[2]} {end}." for each in (article, not article))
-        found.append(of_pair(*pair, "article and noun"))
-    # "mici" is the plural of both genders.
-    return [each for each in found if each.choices[0] != each.choices[1]]
+        yield of_pair(*pair, "article and noun")
+
+
+def _agreement(drawn: Iterator[Question], groups: int) -> list[Question]:
+    """Returns different questions, equally many of each group."""
+    most, found = COUNT // groups, dict[str, list[Question]]()
+    while sum(map(len, found.values())) < most * groups:
+        each = next(drawn)
+        own = found.setdefault(each.group, [])
+        # "mici" is the plural of both genders.
+        if len(own) < most and each not in own and each.choices[0] != each.choices[1]:
+            own.append(each)
+    return [each for own in found.values() for each in own]
 
 
 def main() -> None:
@@ -105,11 +113,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--romanian", required=True, help="SPEC of the Romanian texts")
     flags = parser.parse_args()
-    made = {"english": (ENGLISH, _english), "romanian": (flags.romanian, _romanian)}
-    for language, (spec, agreement) in made.items():
+    made = {"english": (ENGLISH, _english, 3), "romanian": (flags.romanian, _romanian, 4)}
+    for language, (spec, drawn, groups) in made.items():
         texts = [row["text"] for row in sets.rows(spec)]
         by_kind = {kind: making.make(kind, texts, COUNT, 3, seed=0) for kind in KINDS}
-        by_kind["agreement"] = agreement(random.Random(language))
+        by_kind["agreement"] = _agreement(drawn(random.Random(language)), groups)
         if language == "english":
             by_kind["arithmetic"] = making.make("arithmetic", texts, COUNT, 3, seed=0)
         (FILES / language).mkdir(parents=True, exist_ok=True)

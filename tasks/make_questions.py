@@ -52,7 +52,8 @@ def run(flags: Flags) -> None:
         if not made:
             raise UserError(
                 f"--corpus={flags.corpus} has too little text for {kind} with "
-                f"--wrong={flags.wrong}: leave it out of --kinds, or lower --wrong"
+                f"--wrong={flags.wrong}, which needs words with spaces between them: leave it out "
+                "of --kinds, or lower --wrong"
             )
         files.make_folder(flags.output)
         question.write(path, made)

@@ -57,6 +57,8 @@ def run(flags: Flags) -> None:
     """Prints the table, and writes the output."""
     if flags.output and files.exists(flags.output):
         raise UserError(f"--output={flags.output} exists: name another file, or delete it")
+    if flags.output and (folder := flags.output.rpartition("/")[0]):
+        files.make_folder(folder)  # so that hours of evaluation cannot fail on it
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable, make_table
 

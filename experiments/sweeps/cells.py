@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.sweeps.definition import OUTPUT, Choice, Settings, Sweep, filled
+from experiments.sweeps.definition import ALTERNATIVES, OUTPUT, Choice, Settings, Sweep, filled
 from tasks import registry
 from tasks.objectives import Lengths
 from tasks.storage import files
@@ -156,6 +156,9 @@ def _stage(
         if name in settings:
             raise UserError(f"{name} is set by the sweep from seeds and --output: leave it out")
     given = {name: filled(value, parameters) for name, value in settings.items()}
+    for name, other in ALTERNATIVES.items():
+        if name in given and other in given:
+            raise UserError(f"{name} and {other} are alternatives: leave one of them out")
     every = max(1, in_steps(_config(module, {**implied, **given})).train_steps // _EVALUATIONS)
     given = {
         "evaluation.every_steps": str(every),

@@ -18,6 +18,13 @@ _KEYS = (
     *("title", "parameters", "prepare", "base", "then", "axes", "choices"),
     *("seeds", "metric", "baseline", "tune", "tune_seeds"),
 )
+# Of these fields, a run may have one of each pair.
+_PAIRS = (
+    ("batch_size", "tokens_per_batch"),
+    ("train_steps", "train_tokens"),
+    ("microbatches", "tokens_per_microbatch_per_replica"),
+)
+ALTERNATIVES = dict([*_PAIRS, *(pair[::-1] for pair in _PAIRS)])
 Settings = Mapping[str, str]
 
 
@@ -234,6 +241,9 @@ def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
             then[name.removeprefix("then.")] = value
         else:
             base[name] = value
+    for name in given:
+        if (other := ALTERNATIVES.get(name)) and other not in given:
+            base.pop(other, None)
     set_by_axes = {name for axis in sweep.axes for name in axis.names}
     for name, value in parameters.items():
         if not value and name not in given.keys() | set_by_axes:

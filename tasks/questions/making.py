@@ -2,9 +2,9 @@
 
 import math
 import random
-import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,8 +23,6 @@ _BANDS = ("rare", "medium", "frequent")
 _DISTANCES = ((8, 16), (16, 32), (32, 64), (64, 128), (128, 256))
 _COPIED = (4, 8, 16, 32)
 _DIGITS = (1, 2, 3)
-# A gap's words: lower case, so that neither a name nor a sentence's beginning gives them away.
-_PLAIN = re.compile(r"[^\W\d_]+", re.UNICODE)
 
 
 class _Place(NamedTuple):
@@ -43,8 +41,12 @@ class _Texts:
         self.counts = Counter(word for words in self.words for word in words)
 
     def plain(self, word: str) -> bool:
-        """Returns whether a word may be in a gap."""
-        return word.islower() and bool(_PLAIN.fullmatch(word))
+        """Returns whether a word may be in a gap: letters, with marks of accents and vowels.
+
+        None is a capital, so that neither a name nor a sentence's beginning gives the word away.
+        """
+        kinds = {unicodedata.category(character)[0] for character in word}
+        return kinds <= {"L", "M"} and "L" in kinds and word == word.lower()
 
     def span(self, place: _Place) -> tuple[str, ...]:
         return tuple(self.words[place.text][place.first : place.first + place.words])
@@ -67,6 +69,12 @@ class _Texts:
         start = max(0, place.first - before)
         left, right = words[start : place.first], words[end : end + after]
         return " ".join(left) + " " * bool(left), " " * bool(right) + " ".join(right)
+
+
+def _bare(text: str) -> list[str]:
+    """Returns a text's words in lower case without punctuation, such as "handler" of "handler."."""
+    kept = (c if unicodedata.category(c)[0] in "LMN" else " " for c in text.lower())
+    return "".join(kept).split()
 
 
 def _asked(
@@ -131,8 +139,11 @@ def long_cloze(texts: _Texts, count: int, wrong: int, draw: random.Random) -> It
         made = 0
         for text, first, second in draw.sample(pairs, len(pairs)):
             words = texts.words[text]
-            right, context = words[second], words[max(0, first - 4) : second + 5]
-            if context.count(right) != 2 or texts.counts[right] > 16:
+            right = words[second]
+            if texts.counts[right] > 16:
+                continue
+            context = Counter(_bare(" ".join(words[max(0, first - 4) : second + 5])))
+            if context[right] != 2:
                 continue
             others = _similar(ordered, rank[right], wrong, draw, frozenset(context))
             if others and made < per_group:
@@ -208,7 +219,15 @@ KINDS: Mapping[str, _Kind] = MappingProxyType(
 def make(kind: str, texts: Sequence[str], count: int, wrong: int, seed: int) -> list[Question]:
     """Returns about `count` questions of one of KINDS, with `wrong` wrong choices each.
 
-    Fewer if the texts do not have as many.
+    Fewer if the texts do not have as many; none occurs twice.
     """
     made = KINDS[kind](_Texts(texts), count, wrong, random.Random(f"{kind} {seed}"))
-    return [each for each in made if question.GAP not in each.before + each.after]
+    return different(each for each in made if question.GAP not in each.before + each.after)
+
+
+def different(questions: Iterable[Question]) -> list[Question]:
+    """Returns questions that differ, whatever the order of their choices."""
+    found: dict[tuple[object, ...], Question] = {}
+    for each in questions:
+        found.setdefault((each.before, frozenset(each.choices), each.after), each)
+    return [*found.values()]

@@ -18,6 +18,7 @@ GAP = "{}"
 _FORMS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
 # Longer texts are cut, so that no row is much longer than rows in training.
 _TEXT_WORDS = 256
+_LONGEST_WORD, _PART = 64, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +51,31 @@ class Question:
 
 
 def of_text(text: str) -> Question:
-    """Returns the question for the second half of a text's words, given the first."""
-    words = text.split()
+    """Returns the question for the second half of a text's `words_of`, given the first."""
+    words = words_of(text)
     half = len(words) // 2
-    before = " ".join(words[:half])
-    return Question(before + " " * bool(before), (" ".join(words[half:]),))
+    return Question("".join(words[:half]), ("".join(words[half:]),))
+
+
+def words_of(text: str) -> list[str]:
+    """Returns a text's words, each but the last with a space after it.
+
+    Longer ones than 64 characters, as in scripts without spaces, are divided into parts of 4.
+    """
+    found: list[str] = []
+    for word in text.split():
+        spaced, size = f"{word} ", len(word) if len(word) <= _LONGEST_WORD else _PART
+        parts = [spaced[at : at + size] for at in range(0, len(word), size)]
+        found += [*parts[:-1], spaced[(len(parts) - 1) * size :]]
+    return [*found[:-1], *(last.rstrip() for last in found[-1:])]
 
 
 def cut(text: str) -> list[Question]:
     """Returns the questions for a text of any length, in parts of at most 256 words."""
-    words = text.split()
+    words = words_of(text)
     parts = max(1, -(-len(words) // _TEXT_WORDS))
     ends = [len(words) * part // parts for part in range(parts + 1)]
-    return [of_text(" ".join(words[a:b])) for a, b in itertools.pairwise(ends)]
+    return [of_text("".join(words[a:b])) for a, b in itertools.pairwise(ends)]
 
 
 def of_pair(good: str, bad: str, group: str = "") -> Question:

@@ -136,6 +136,11 @@ def test_a_baseline_may_be_rates_of_a_mixture():
         [axis, "--output=o", "--baseline=a_ul2=0.5,b_ul2=0.5", "--preset=t5_1_1_tiny"]
     )
     assert made.baseline == {"task": "a_ul2=0.5,b_ul2=0.5"}
+    # With several axes, their name comes first.
+    axes = ("--axis=model.mlp_activations=relu;gelu,linear", "--axis=batch_size=8,16", "--output=o")
+    for baseline in ("model.mlp_activations=gelu,linear", "model.mlp_activations=gelu,linear;"):
+        made = sweep_command.defined([*axes, f"--baseline={baseline}", "--preset=t5_1_1_tiny"])
+        assert made.baseline == {"model.mlp_activations": "gelu,linear"}
 
 
 @pytest.mark.parametrize(
@@ -206,3 +211,14 @@ def test_commands_before_the_cells_keep_spaces_and_quotes(tmp_path):
 def test_an_unknown_experiment_is_named():
     with pytest.raises(UserError, match=r"no experiment primr \(did you mean primer\?\)"):
         definition.read("primr")
+
+
+def test_a_flag_in_tokens_replaces_the_files_rows_and_both_are_refused(tmp_path):
+    text = f"{BASE}train_steps = 10\nbatch_size = 4\nlengths.targets = 128\n"
+    sweep = definition.with_flags(write(tmp_path, text), ["--tokens_per_batch=1024"])
+    assert "batch_size" not in sweep.base
+    (cell,) = cells.plan(sweep, "/o")
+    assert cell.config.tokens_per_batch == 1024
+    both = write(tmp_path, f"{text}tokens_per_batch = 1024\n")
+    with pytest.raises(UserError, match="batch_size and tokens_per_batch are alternatives"):
+        cells.plan(both, "/o")

@@ -113,3 +113,16 @@ def test_a_split_without_phrases_is_named(tmp_path, text, said):
     with pytest.raises(UserError, match=said):
         pairs.main([spec, "--undo=case", f"--output={tmp_path}/made"])
     assert not (tmp_path / "made").exists()
+
+
+def test_pairs_held_out_are_a_sample_and_the_same_for_each_seed(tmp_path):
+    rows = ({"i": f"text {n}", "t": "bad" if n < 200 else "good"} for n in range(400))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = f"--pairs=json:{tmp_path}/a.jsonl?inputs=i&targets=t&validation=0.5"
+    made = []
+    for seed in (0, 1):
+        flags = ["--count=8", "--held_out=40", f"--seed={seed}", f"--output={tmp_path}/{seed}"]
+        assert few_pairs.main([spec, *flags]) == 0
+        made.append((tmp_path / str(seed) / "validation.jsonl").read_text())
+    assert made[0] == made[1]
+    assert 8 < made[0].count('"good"') < 32

@@ -7,13 +7,31 @@ import jax
 import numpy as np
 
 from tasks.terminal.command_line import UserError
-from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config.averages import last_count
 from trainer.engine import processes
 from trainer.engine.program import Program
 
 # The parts of an array that this process holds, in float64, by their place.
 _Sums = list[dict[str, np.ndarray]]
+
+
+def steps_of(text: str, checkpoints: Checkpoints, model_dir: str, average: str | None) -> list[int]:
+    """Returns the steps that `--steps` selects; of all, those with enough checkpoints to average.
+
+    Raises a UserError for a step that the run lacks, or that has too few before it.
+    """
+    known = checkpoints.steps()
+    steps = chosen_steps(text, known, model_dir)
+    count = (average and last_count(average)) or 1
+    if text == "all" and 1 < count <= len(known):
+        if processes.is_first():
+            early = ", ".join(map(str, known[: count - 1]))
+            print(f"--average={average}: too few checkpoints up to step {early}", file=sys.stderr)
+        return known[count - 1 :]
+    for step in steps:
+        _mean_steps(known, step, count)
+    return steps
 
 
 def parameters(checkpoints: Checkpoints, step: int, program: Program, average: str | None) -> Any:
@@ -36,18 +54,24 @@ def parameters(checkpoints: Checkpoints, step: int, program: Program, average: s
     return program.tuning.averaged(state.params, state.opt_state)
 
 
+def _mean_steps(known: list[int], step: int, count: int) -> list[int]:
+    """Returns the newest `count` steps up to `step`; raises a UserError if there are fewer."""
+    steps = [each for each in known if each <= step][-count:]
+    if len(steps) < count:
+        raise UserError(
+            f"--average=last:{count}: up to step {step} there are only {len(steps)} checkpoints; "
+            "choose a later step or fewer, or keep more with --checkpoint.keep"
+        )
+    return steps
+
+
 def _mean(checkpoints: Checkpoints, step: int, program: Program, count: int) -> Any:
     """Returns the mean of the newest `count` checkpoints up to `step`.
 
     It is summed in float64 from the oldest to the newest, divided, and rounded once, element by
     element, so that it does not depend on devices.
     """
-    steps = [each for each in checkpoints.steps() if each <= step][-count:]
-    if len(steps) < count:
-        raise UserError(
-            f"--average=last:{count}: up to step {step} there are only {len(steps)} checkpoints; "
-            "choose a later step or fewer, or keep more with --checkpoint.keep"
-        )
+    steps = _mean_steps(checkpoints.steps(), step, count)
     if processes.is_first():
         print(f"averaging checkpoints {', '.join(map(str, steps))}", file=sys.stderr)
     abstract, sums = program.abstract_state(), None

@@ -7,7 +7,7 @@ import numpy as np
 
 from tasks import registry
 from tasks.objectives import Objective
-from tasks.questions.question import Question
+from tasks.questions.question import Question, words_of
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, sentinel_piece
 from trainer.config import Config
@@ -61,7 +61,9 @@ class Filling:
         own = self._vocabulary
         self._encode = (lambda text: own.encode([text])[0].tolist()) if own else data.encode
         self.special = (own or run.converter).special.starting(model.start_id)
-        self.longest = model.max_positions if model.counts_positions else _LONGEST
+        self.longest = _LONGEST
+        if model.counts_positions:
+            self.longest = model.max_positions - model.lengthening
         objectives = [each.task.objective for each in tasks] or _objectives(run.config)
         self._pieces = next((pieces for each in objectives if (pieces := each.pieces)), ())
         self._fill: Callable[[_Cut], list[Filled]] = self._whole
@@ -89,17 +91,28 @@ class Filling:
         """
         if not question.is_text or self._fill == self._whole:
             return [self._fill(cut) for cut in self._cuts(question)]
-        before, words = question.before, question.right.split()
+        before, words = question.before, words_of(question.right)
         rows: list[Filled] = []
         for first in range(0, len(words), _WORDS):
-            part = " ".join(words[first : first + _WORDS])
-            (cut,) = self._cuts(Question(before, (part,)))
+            part = "".join(words[first : first + _WORDS])
+            (cut,) = self._cuts(Question(before, (part.rstrip(),)))
             # Where a part ends is given, so that it needs no sentinel.
             closed = self._fill == self._span
             rows += [row._replace(first=1, end=row.end - 1) if closed else row
                      for row in self._fill(cut)]  # fmt: skip
-            before += part + " "
+            before += part
         return [rows]
+
+    def unknown_bytes(self, question: Question) -> int:
+        """Returns how many bytes of the right choice have no token but the unknown one."""
+        own = self._vocabulary
+        if own is None:
+            return 0
+        ids = own.encode([question.right])[0]
+        known = ids[ids != own.special.unk]
+        if len(known) == len(ids):
+            return 0
+        return max(0, len(question.right.encode()) - len(own.decode(known).encode()))
 
     def _cuts(self, question: Question) -> list[_Cut]:
         before = self._encode(question.before.rstrip())

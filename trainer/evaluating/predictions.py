@@ -14,6 +14,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.data.examples import Example, ExampleSet, Outputs
 from trainer.data.interface import Run
+from trainer.data.prompts import prompt_form
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program
@@ -44,11 +45,16 @@ class Predicting:
                 f"--evaluation.decoding.num_return_sequences={decoding.num_return_sequences}: "
                 "metrics compare one prediction with each target"
             )
-        reads_prefix = config.model.architecture == "decoder" and run.lengths.inputs > 0
+        reads_prefix = prompt_form(run).prefix
         decoding = dataclasses.replace(decoding, batch_size=size, prefix=reads_prefix)
         if any(each.generates for each in self.sets):
             mesh, special = program.mesh, run.converter.special
             self._decoder = Decoder(config.model, decoding, mesh, config.mesh.rules, special)
+            if self._decoder.longest_prompt == 0:
+                raise UserError(
+                    f"--evaluation.decoding.max_new_tokens={decoding.max_new_tokens}: all of the "
+                    f"model's {config.model.max_positions} positions, so none is left for a prompt"
+                )
         self._likelihood = Likelihood(program, run.converter, size)
         self._at_once = _BATCHES_AT_ONCE * size
         self._examples: dict[str, list[Example]] = {}

@@ -25,6 +25,8 @@ from trainer.evaluating.likelihood import Likelihood
 
 # Logits of a batch on a device, 1 GB in float32: long rows come in smaller batches.
 _LOGITS = 1 << 28
+# Nats of a byte of text that only the unknown token stands for: it would have to be spelled out.
+_BYTE = 8 * math.log(2)
 # Rows are padded to powers of two of at least this many positions: few shapes to compile.
 _SHORTEST = 16
 
@@ -45,6 +47,7 @@ class Suite:
         self._special = filling.special
         self._questions: list[tuple[str, Question]] = []
         self._rows: list[list[list[Filled]]] = []
+        self._unknown: list[int] = []
         for name, questions in found.items():
             self._add(name, questions, filling)
         size = config.evaluation.batch_size or config.batch_size
@@ -75,6 +78,7 @@ class Suite:
             else:
                 self._questions.append((name, question))
                 self._rows.append(rows)
+                self._unknown.append(filling.unknown_bytes(question) if question.is_text else 0)
         reasons = {
             f"longer than the model's {filling.longest:,} positions": long,
             "the same tokens, or none, with two choices": alike,
@@ -119,8 +123,14 @@ class Suite:
                     bar.update(done)
         left = iter(scores.tolist())
         return [
-            Answered(name, question, [math.fsum(next(left) for _ in some) for some in choices])
-            for (name, question), choices in zip(self._questions, self._rows, strict=True)
+            Answered(
+                name,
+                question,
+                [math.fsum(next(left) for _ in some) - unknown * _BYTE for some in choices],
+            )
+            for (name, question), choices, unknown in zip(
+                self._questions, self._rows, self._unknown, strict=True
+            )
         ]
 
     def _at_once(self, length: int) -> int:
@@ -137,7 +147,8 @@ class Suite:
             inputs = targets
         if not model.counts_positions:
             return inputs, targets
-        return min(inputs, model.max_positions), min(targets, model.max_positions)
+        most = model.max_positions
+        return min(inputs, most - model.lengthening), min(targets, most)
 
 
 def _alike(choices: list[list[Filled]], answer: int) -> bool:

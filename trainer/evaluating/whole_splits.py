@@ -7,7 +7,7 @@ from typing import Any
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import averages, metadata
-from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import Config, MixingConfig, fields
 from trainer.config import averages as averages_config
 from trainer.config.evaluation import BEST_METRICS, EvaluateFlags
@@ -57,7 +57,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     if label == flags.split:
         warn_of_changes(flags.model_dir, run.data.tasks_record)
     checkpoints = Checkpoints(flags.model_dir, writable=False)
-    steps = chosen_steps(flags.steps, checkpoints.steps(), flags.model_dir)
+    steps = averages.steps_of(flags.steps, checkpoints, flags.model_dir, flags.average)
     _check_vocabulary(run, checkpoints.path(steps[0]))
     program = Program(run)
     evaluation = Evaluation(run, flags.split, program, label)

@@ -1,7 +1,9 @@
 """Rewinds a run: `--rewind_to` goes on from an earlier checkpoint of its folder."""
 
+import re
 import sys
 
+from tasks.questions.scores import SUITE
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
@@ -10,9 +12,12 @@ from trainer.config import Config, config_changes, fields, resuming
 from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.damage import Damaged
+from trainer.evaluating.predictions import PREDICTIONS
 from trainer.reporting.metrics import EVALUATION_FILE, METRICS_FILE
 
 _FLAG = "--rewind_to"
+# Answers are called STEP.jsonl or STEP.AVERAGE.jsonl, predictions SPLIT_STEP.jsonl.
+_OF_STEP = re.compile(r"(?:.*_)?(\d+)(?:\.[a-z0-9]+)?\.jsonl")
 
 
 def target(run: Run, checkpoints: Checkpoints) -> int | None:
@@ -63,6 +68,7 @@ def set_aside(config: Config, checkpoints: Checkpoints, step: int) -> None:
             copy = files.join(checkpoints.path(newest), METRICS_FILE)
             files.write_bytes(copy, files.read_bytes(metrics))
         _forget_evaluations(files.join(config.model_dir, EVALUATION_FILE), step)
+        _move_answers(config.model_dir, step, checkpoints.path(newest))
     moved = checkpoints.set_aside(step, "rewound")
     if processes.is_first():
         print(
@@ -70,6 +76,18 @@ def set_aside(config: Config, checkpoints: Checkpoints, step: int) -> None:
             f"metrics so far in {moved[0]}/{METRICS_FILE}; delete them when they are not needed",
             file=sys.stderr,
         )
+
+
+def _move_answers(model_dir: str, step: int, target: str) -> None:
+    """Moves answers to suites, and predictions, of later checkpoints into the folder `target`."""
+    for folder in (SUITE, PREDICTIONS):
+        place = files.join(model_dir, folder)
+        for name in files.list_names(place):
+            found = _OF_STEP.fullmatch(name)
+            if found and int(found[1]) > step:
+                path = files.join(place, name)
+                files.write_bytes(files.join(target, f"{folder}_{name}"), files.read_bytes(path))
+                files.remove(path)
 
 
 def _forget_evaluations(path: str, step: int) -> None:

@@ -2,34 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from tasks.terminal.texts import checked
 from tasks.vocabulary import encode_with_sentinels
 from trainer.data.cached import CachedData
-from trainer.data.interface import Run
+from trainer.data.prompts import prompt_form
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
 from trainer.trained import text, trained_run
-
-
-class PromptForm(NamedTuple):
-    """The form of prompts: EOS follows them if `ends`; they attend both ways if `prefix`."""
-
-    ends: bool
-    prefix: bool
-
-
-def prompt_form(run: Run) -> PromptForm:
-    """Returns the form of a run's prompts, which are inputs if its tasks have inputs."""
-    decoder_only = run.config.model.architecture == "decoder"
-    if not decoder_only or run.lengths.inputs:
-        return PromptForm(ends=True, prefix=decoder_only)
-    tasks = run.data.tasks if isinstance(run.data, CachedData) else []
-    prefix = any("prefix" in each.task.objective.features for each in tasks)
-    return PromptForm(ends=False, prefix=prefix)
 
 
 class Generator:

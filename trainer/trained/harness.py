@@ -28,13 +28,13 @@ from trainer.data.batches import pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch
 from trainer.data.interface import Run
+from trainer.data.prompts import prompt_form
 from trainer.decoding.decoder import Decoder, bucket
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.evaluating.likelihood import of_targets
 from trainer.model.capabilities import ENCODER, ENCODER_DECODER
 from trainer.trained import text, trained_run
-from trainer.trained.generator import prompt_form
 
 # Default number of new tokens, as in lm_eval's `hf`.
 _NEW_TOKENS = 256
@@ -143,7 +143,9 @@ class Palimpsest(TemplateLM):
 
     def _batch(self, rows: Sequence[_Row]) -> Batch:
         """Returns rows as int32 [B, L] features, padded with 0."""
-        most = self._model.max_positions if self._model.counts_positions else None
+        most = None
+        if self._model.counts_positions:
+            most = self._model.max_positions - self._model.lengthening
         length = bucket(max(len(row.tokens) for row in rows) - 1, most)
         tokens_BL = _padded([row.tokens for row in rows], length + 1)
         ends_B1 = np.array([[len(row.tokens) - 1] for row in rows])
@@ -270,9 +272,10 @@ def _max_length(run: Run, given: int | None) -> int:
     """Returns the length of the longest row: `given`, else as in training."""
     model, lengths = run.config.model, run.lengths
     if model.counts_positions:
-        if given and given > model.max_positions:
-            raise UserError(f"--max_length={given}: the model has {model.max_positions} positions")
-        return given or model.max_positions
+        most = model.max_positions - model.lengthening
+        if given and given > most:
+            raise UserError(f"--max_length={given}: the model has {most} positions for a text")
+        return given or most
     sides = max if model.architecture == ENCODER_DECODER else sum
     return given or sides((lengths.inputs, lengths.targets)) or model.max_positions
 

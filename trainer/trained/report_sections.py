@@ -172,7 +172,10 @@ def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) ->
     makers = list(_makers(data))
     if not makers:
         return html_page.note("The caches have no validation rows.")
-    most = max(run.lengths.targets or 0, 16)
+    most = run.lengths.targets or 0
+    if not run.lengths.inputs:  # half of a row is the prompt
+        most -= most // 2
+    most = max(most, 16)
     decoding = Decoding(max_new_tokens=most, batch_size=min(count, _BATCH))
     generator = Generator(run.config.model_dir, decoding, cache_dir=cache_dir)
     shares = [len(part) for part in np.array_split(np.arange(count), len(makers))]

@@ -6,7 +6,7 @@ from tasks import registry
 from tasks.questions import scores
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import averages
-from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
+from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import averages as averages_config
 from trainer.config import fields
 from trainer.config.evaluation import EvaluateFlags
@@ -43,7 +43,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     determinism.set_flags(config.deterministic)
     run = dataclasses.replace(run, config=config)
     checkpoints = Checkpoints(flags.model_dir, writable=False)
-    steps = chosen_steps(flags.steps, checkpoints.steps(), flags.model_dir)
+    steps = averages.steps_of(flags.steps, checkpoints, flags.model_dir, flags.average)
     # Data of seqio encodes by itself.
     known = isinstance(run.data, CachedData | trained_run.NoData)
     vocabulary = trained_run.vocabulary_of(run, None) if known else None

@@ -104,7 +104,9 @@ def test_files_are_read_as_written_and_made_alike(texts, tmp_path, capsys):
 def test_texts_without_enough_words_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("Too short.\n")
     flags = [f"--corpus=text:{tmp_path}/a.txt", f"--output={tmp_path}/made"]
-    with pytest.raises(UserError, match="too little text for cloze with --wrong=3: leave it out"):
+    with pytest.raises(
+        UserError, match="too little text for cloze with --wrong=3, which needs words"
+    ):
         make_questions.main(flags)
     with pytest.raises(UserError, match="--kinds=close"):
         make_questions.main([*flags, "--kinds=close"])
@@ -117,3 +119,26 @@ def test_a_gap_in_the_text_itself_is_not_asked_about():
     found = making.make("order", texts, 90, 1, seed=0)
     assert found
     assert all(each.cloze.count("{}") == 1 for each in found)
+
+
+def test_a_long_cloze_has_its_word_nowhere_else_whatever_stands_beside_it(made):
+    for each in made["long_cloze"]:
+        around = making._bare(each.before + each.after)
+        assert around.count(each.right) == 1
+        assert not {*around} & {*each.choices} - {each.right}
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["\u0645\u0631\u062d\u0628\u0627", "ca\u0302inele", "\u0939\u093f\u0928\u094d\u0926\u0940"],
+)
+def test_words_of_any_script_may_be_in_a_gap(word):
+    assert making._Texts([]).plain(word)
+    for other in ("Ana", "a1", "non-empty", "\u0302", ""):
+        assert not making._Texts([]).plain(other)
+
+
+def test_no_question_is_asked_twice(texts):
+    twice = making.make("order", [*texts, *texts], 400, 1, seed=0)
+    asked = [(each.before, frozenset(each.choices), each.after) for each in twice]
+    assert len(asked) == len({*asked}) > 0

@@ -6,7 +6,7 @@ import math
 import fsspec
 import pytest
 
-from tasks.questions import baselines, scores, sets
+from tasks.questions import baselines, making, question, scores, sets
 from tasks.questions.question import Question, of_pair, of_text
 from tasks.questions.scores import Answered
 from tasks.terminal.command_line import UserError
@@ -44,10 +44,25 @@ def test_the_second_half_of_a_text_is_asked(text):
     assert len(found.right.split()) == math.ceil(len(text.split()) / 2)
 
 
+@pytest.mark.parametrize("text", ["字" * 300, f"see {'x' * 65} there", "word " * 40])
+def test_texts_without_spaces_are_halved_and_cut_too(text):
+    words = question.words_of(text)
+    assert "".join(words) == text.strip()
+    assert all(len(word) <= 65 for word in words)
+    found = of_text(text)
+    assert found.before + found.right == text.strip()
+    assert len(found.before) > 0
+    parts = question.cut(text * 20)
+    assert len(parts) > 1
+    assert max(len(question.words_of(each.before + each.right)) for each in parts) <= 256
+
+
 def test_the_own_suites_have_questions_of_each_kind():
     found = sets.load("english,romanian")
     assert {"english.cloze", "romanian.agreement", "english.arithmetic"} <= found.keys()
     assert all(len(questions) >= 90 for questions in found.values())
+    for questions in found.values():
+        assert len(making.different(questions)) == len(questions)
     for name in ("english.agreement", "romanian.agreement"):
         found_baselines = baselines.of_choices(found[name])
         assert 40 < found_baselines.unigram < 60

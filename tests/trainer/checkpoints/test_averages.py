@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tasks.terminal.command_line import UserError
 from tests.support.runs import curve, flags_of, metadata, state, trained
 from tests.support.trees import assert_equal
 from tests.trainer.conftest import assert_one_line, ended
@@ -114,6 +115,18 @@ def test_texts_are_generated_by_the_average(kept):
     generator = prompts.generator_of(flags, Decoding())
     assert generator.step == 3
     assert_equal(generator._params, parameters(kept, "last:2", step=3))
+
+
+def test_all_steps_that_have_enough_checkpoints_are_averaged(kept, capsys):
+    checkpoints = Checkpoints(str(kept), writable=False)
+    assert averages.steps_of("all", checkpoints, str(kept), "last:2") == [3, 4]
+    assert "too few checkpoints up to step 2" in capsys.readouterr().err
+    assert averages.steps_of("all", checkpoints, str(kept), None) == [2, 3, 4]
+    assert averages.steps_of("latest", checkpoints, str(kept), "last:3") == [4]
+    for text, average in (("4,2", "last:2"), ("all", "last:4")):
+        with pytest.raises(UserError, match="up to step 2 there are only 1 checkpoints"):
+            averages.steps_of(text, checkpoints, str(kept), average)
+    checkpoints.close()
 
 
 def test_mistakes_are_one_line(kept, text_cache, tmp_path, capsys):

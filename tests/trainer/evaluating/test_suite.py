@@ -97,6 +97,26 @@ def test_a_text_is_filled_a_few_words_at_a_time(text_cache, task, preset):
         ]
 
 
+def test_bytes_without_a_token_count_eight_bits_each(text_cache, tmp_path):
+    run = run_of(text_cache)
+    fill = Filling(run)
+    assert fill.unknown_bytes(of_text("one two three four")) == 0
+    known, unknown = "one two three four", "one two three \u4e00\u4e00"
+    assert fill.unknown_bytes(of_text(unknown)) == 6
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": t}) + "\n" for t in (known, unknown))
+    )
+    run = run_of(text_cache, f"--evaluation.suite={tmp_path}/a.jsonl")
+    program = Program(run)
+    suite = Suite(run, program)
+    params = program.initial_state().params
+    with_bytes = [each.scores[0] for each in suite(params)]
+    suite._unknown = [0, 0]
+    without = [each.scores[0] for each in suite(params)]
+    assert with_bytes[0] == without[0]
+    assert with_bytes[1] == pytest.approx(without[1] - 48 * math.log(2))
+
+
 def test_a_decoder_is_asked_for_all_from_the_choice_on(text_cache):
     run = run_of(text_cache, task=LM, preset="llama_tiny", lengths=(None, 48))
     fill = Filling(run)

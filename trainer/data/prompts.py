@@ -1,0 +1,23 @@
+"""How a run reads prompts: like the inputs or the beginnings of its rows."""
+
+from typing import NamedTuple
+
+from trainer.data.cached import CachedData
+from trainer.data.interface import Run
+
+
+class PromptForm(NamedTuple):
+    """The form of prompts: EOS follows them if `ends`; they attend both ways if `prefix`."""
+
+    ends: bool
+    prefix: bool
+
+
+def prompt_form(run: Run) -> PromptForm:
+    """Returns the form of a run's prompts, which are inputs if its tasks have inputs."""
+    decoder_only = run.config.model.architecture == "decoder"
+    if not decoder_only or run.lengths.inputs:
+        return PromptForm(ends=True, prefix=decoder_only)
+    tasks = run.data.tasks if isinstance(run.data, CachedData) else []
+    prefix = any("prefix" in each.task.objective.features for each in tasks)
+    return PromptForm(ends=False, prefix=prefix)
