@@ -69,7 +69,7 @@ def _differences(panel: Any, sweep: Sweep, curves: Curves) -> None:
             base = of_base[seed].by_step if seed in of_base else {}
             ours = run.by_step
             gaps.append({step: ours[step] - base[step] for step in ours if step in base})
-        _band(panel, gaps, f"C{number}", _name(values))
+        _band(panel, gaps, f"C{number}", "")  # the first panel names the colours
     panel.set(xlabel="step", ylabel=f"{sweep.metric} minus the baseline's")
 
 
