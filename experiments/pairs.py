@@ -36,7 +36,7 @@ LOSSES: Mapping[str, Callable[[str], str]] = {
 }
 # Ends the message about a split without phrases.
 _IF_EMPTY = {
-    "validation": "; &validation=0.1 makes a split",
+    "validation": "; give more text, or hold out more with &validation=0.1",
     "train": " and is not held out; give more text",
 }
 

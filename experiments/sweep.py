@@ -248,7 +248,11 @@ def _report(
 ) -> int:
     from experiments.sweeps import cells, drawing, estimating, results
 
-    outcomes = [results.outcome(*each, sweep.metric) for each in placed]
+    # Failures do not name the folder, so that equal sweeps have equal files.
+    outcomes = [
+        dataclasses.replace(each, why=each.why.replace(f"{output}/", ""))
+        for each in (results.outcome(*place, sweep.metric) for place in placed)
+    ]
     curves = results.curves_of(outcomes)
     lines = results.json_lines(outcomes, sweep.metric)
     files.write_bytes(files.join(output, "results.jsonl"), lines.encode())

@@ -3,7 +3,7 @@
     python -m tasks.make_questions --corpus=SPEC --output=FOLDER [--kinds=cloze,order] [--count=200]
 
 Writes FOLDER/KIND.jsonl for each kind: cloze (spans of one to three words), long_cloze (words that
-occur 8 to 256 words before), order (two words exchanged), copying (lists of words), arithmetic,
+occur 9 to 256 words before), order (two words exchanged), copying (lists of words), arithmetic,
 and text (for bits per byte).
 """
 

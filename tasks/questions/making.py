@@ -117,7 +117,7 @@ def cloze(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterato
 
 
 def long_cloze(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
-    """Yields clozes of words that occur once before, 8 to 256 words away.
+    """Yields clozes of words that occur once before, 9 to 256 words away.
 
     Wrong words are about as frequent, and do not occur in the question's text.
     """

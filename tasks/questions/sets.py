@@ -4,6 +4,7 @@ import itertools
 import os
 import pathlib
 import re
+import sys
 from typing import Any
 
 from tasks.questions import question
@@ -84,16 +85,22 @@ def _sets(suite: str, limit: int | None) -> list[tuple[str, list[Question]]]:
 def of_corpus(spec: str, limit: int | None = None) -> list[Question]:
     """Returns the pairs or texts of a corpus, in its order, as questions.
 
-    Pairs of equal sentences are left out.
+    Pairs of equal sentences are left out, with a note on standard error.
     """
     found: list[Question] = []
+    equal = 0
     for row in rows(spec, limit):
         if "inputs" not in row:
             found += question.cut(row["text"])
         elif row["inputs"].split() != row["targets"].split():
             found.append(question.of_pair(row["inputs"], row["targets"]))
+        else:
+            equal += 1
     if not found:
-        raise UserError(f"--suite={spec} has no text")
+        why = f"only {equal:,} pairs of equal sentences" if equal else "no text"
+        raise UserError(f"--suite={spec} has {why}")
+    if equal:
+        print(f"note: {equal:,} pairs of {spec} are left out: equal sentences", file=sys.stderr)
     return found
 
 

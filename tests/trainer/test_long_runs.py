@@ -360,7 +360,12 @@ def test_what_cannot_go_back_or_branch_is_refused(text_cache, plain, copied, cap
         (["--branch_from={plain}@10", SKIP], "but update 10 is made, which read batch 10"),
         (
             ["--branch_from={plain}@10", "--optimizer.name=adafactor"],
-            "a different model or optimizer",
+            "optimizer.name was adamw, is adafactor; a branch has its run's state",
+        ),
+        (["--branch_from={plain}@10", "--lora.rank=2"], "lora.rank was None, is 2; a branch"),
+        (
+            ["--branch_from={plain}@10", "--averages.ema_decay=0.9", "--optimizer.clip_norm=1"],
+            "averages.ema_decay was None, is 0.9; a branch",
         ),
         (["--branch_from={plain}@10", "--rewind_to=5"], "has no checkpoint yet"),
     ],

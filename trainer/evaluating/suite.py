@@ -81,9 +81,9 @@ class Suite:
                 self._unknown.append(filling.unknown_bytes(question) if question.is_text else 0)
         reasons = {
             f"longer than the model's {filling.longest:,} positions": long,
-            "the same tokens, or none, with two choices": alike,
+            "with a choice without tokens, or with those of another": alike,
         }
-        said = "; ".join(f"{count:,} are {why}" for why, count in reasons.items() if count)
+        said = "; ".join(f"{count:,} {why}" for why, count in reasons.items() if count)
         if len(self._rows) == before:
             raise UserError(
                 f"--suite: {name} has no question for this model ({said}): leave it out"

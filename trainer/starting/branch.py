@@ -21,6 +21,9 @@ from trainer.optim.optimizer import in_places
 
 # Fields of the model that may change between two updates; others would compute another function.
 _OF_MODEL = ("model.dropout_rate",)
+# Fields that decide which arrays a state has; of those in _SET, only whether they have a value.
+_OF_STATE = ("optimizer.name", "trainable", "lora.rank", "lora.kernels")
+_SET = ("averages.ema_decay", "plateau.metric")
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,14 @@ def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> No
         if other and changes(path) == "results":
             raise UserError(
                 f"{flag}: {path} was {old.get(path)}, is {value}; a branch keeps its run's model: "
+                "leave the flag out, or use --init_from"
+            )
+        one, two = old.get(path), value
+        if path in _SET:
+            one, two = one is None, two is None
+        if path in (*_OF_STATE, *_SET) and one != two:
+            raise UserError(
+                f"{flag}: {path} was {old.get(path)}, is {value}; a branch has its run's state: "
                 "leave the flag out, or use --init_from"
             )
     if problems := resuming.skip_changes(before, config, step):

@@ -316,7 +316,7 @@ def optimizer_state(
         stored = {theirs[name]: tensor for name, tensor in checkpoint.state.items()}
         own = {name: other for name, other in _comparable(shapes).items() if other}
         counted: dict[str, Tensor] = {}
-        if not averages or not averages <= stored.keys():
+        if not averages or not {own[name] for name in averages} <= stored.keys():
             # An average that is not stored begins as the parameters, after `step` updates.
             counted = dict.fromkeys(averages.intersection(counts), held(np.int32(step)))
             stored = {name: tensor for name, tensor in stored.items() if not is_of_average(name)}

@@ -264,3 +264,14 @@ def test_scores_have_groups_and_results_intervals():
 )
 def test_a_corpus_begins_with_its_kind(suite, is_corpus):
     assert bool(sets._CORPUS.match(suite)) == is_corpus
+
+
+def test_pairs_of_equal_sentences_are_counted(tmp_path, capsys):
+    rows = [{"good": "The cat sits", "bad": "The cat  sits"}, {"good": "a b", "bad": "a c"}]
+    (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "all.jsonl").write_text(json.dumps(rows[0]))
+    spec = f"json:{tmp_path}/{{}}.jsonl?inputs={{{{good}}}}&targets={{{{bad}}}}"
+    assert len(sets.of_corpus(spec.format("some"))) == 1
+    assert "note: 1 pairs of json:" in capsys.readouterr().err
+    with pytest.raises(UserError, match="has only 1 pairs of equal sentences"):
+        sets.of_corpus(spec.format("all"))

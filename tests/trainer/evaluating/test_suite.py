@@ -268,7 +268,7 @@ def test_questions_longer_than_a_table_of_positions_are_left_out(text_cache, tmp
     program = Program(run)
     answered = Suite(run, program)(program.initial_state().params)
     assert len(answered) == 2
-    says = "1 of 3 questions of a are left out: 1 are longer than the model's 64 positions"
+    says = "1 of 3 questions of a are left out: 1 longer than the model's 64 positions"
     assert says in capsys.readouterr().err
     (tmp_path / "a.jsonl").write_text(long)
     with pytest.raises(UserError, match="a has no question for this model"):
