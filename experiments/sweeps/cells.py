@@ -121,6 +121,7 @@ def _cell(
     for choice in choices:
         for name, value in choice.settings.items():
             (given if name in sweep.parameters else base)[name] = value
+            base.pop(ALTERNATIVES.get(name, ""), None)
     parameters = {OUTPUT: output, "seed": str(seed)}
     for name, value in given.items():  # a value may name earlier parameters in braces
         parameters[name] = filled(value, parameters)

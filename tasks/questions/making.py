@@ -43,7 +43,7 @@ class _Texts:
     def plain(self, word: str) -> bool:
         """Returns whether a word may be in a gap: letters, with marks of accents and vowels.
 
-        None is a capital, so that neither a name nor a sentence's beginning gives the word away.
+        It has no capitals, as a name or the beginning of a sentence would give itself away.
         """
         kinds = {unicodedata.category(character)[0] for character in word}
         return kinds <= {"L", "M"} and "L" in kinds and word == word.lower()

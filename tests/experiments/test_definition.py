@@ -219,6 +219,9 @@ def test_a_flag_in_tokens_replaces_the_files_rows_and_both_are_refused(tmp_path)
     assert "batch_size" not in sweep.base
     (cell,) = cells.plan(sweep, "/o")
     assert cell.config.tokens_per_batch == 1024
+    varied = definition.with_axis(write(tmp_path, text), "tokens_per_batch=1024,2048")
+    sizes = [each.config.tokens_per_batch for each in cells.plan(varied, "/o")]
+    assert sizes == [1024, 2048]
     both = write(tmp_path, f"{text}tokens_per_batch = 1024\n")
     with pytest.raises(UserError, match="batch_size and tokens_per_batch are alternatives"):
         cells.plan(both, "/o")
