@@ -416,7 +416,7 @@ def test_a_line_that_stands_for_a_document_is_not_blank(build, tmp_path, capsys)
     write(tmp_path / "c", "en", {}, ids=True)
     (tmp_path / "ids").write_text("doc1\n\n   \n")
     build(tmp_path / "c/en/*.jsonl", f"--exclude={tmp_path}/ids")
-    assert "skipped 1 line of white space" in capsys.readouterr().out
+    assert "skipped 1 line of white space" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("longest", [500, 3000])

@@ -1,5 +1,6 @@
 """Runs on pairs: alone and mixed with denoising, for both architectures, on any number of hosts."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -157,6 +158,6 @@ def test_predictions_are_judged_as_a_supervised_task_does(pairs_and_text):
 
 def test_packages_of_a_supervised_tasks_metrics_are_asked_for_first(pairs_and_text, monkeypatch):
     data = run_of(pairs_and_text, PAIRS, "--evaluation.supervised=glue_stsb").data
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(UserError, match="the metric pearson needs the package scipy"):
         data.examples("validation")
