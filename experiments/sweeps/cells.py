@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.sweeps.definition import ALTERNATIVES, OUTPUT, Choice, Settings, Sweep, filled
+from experiments.sweeps.definition import OUTPUT, Choice, Settings, Sweep, alternative, filled
 from tasks import registry
 from tasks.objectives import Lengths
 from tasks.storage import files
@@ -121,7 +121,7 @@ def _cell(
     for choice in choices:
         for name, value in choice.settings.items():
             (given if name in sweep.parameters else base)[name] = value
-            base.pop(ALTERNATIVES.get(name, ""), None)
+            base.pop(alternative(name), None)
     parameters = {OUTPUT: output, "seed": str(seed)}
     for name, value in given.items():  # a value may name earlier parameters in braces
         parameters[name] = filled(value, parameters)
@@ -157,8 +157,8 @@ def _stage(
         if name in settings:
             raise UserError(f"{name} is set by the sweep from seeds and --output: leave it out")
     given = {name: filled(value, parameters) for name, value in settings.items()}
-    for name, other in ALTERNATIVES.items():
-        if name in given and other in given:
+    for name in given:
+        if (other := alternative(name)) in given:
             raise UserError(f"{name} and {other} are alternatives: leave one of them out")
     every = max(1, in_steps(_config(module, {**implied, **given})).train_steps // _EVALUATIONS)
     given = {

@@ -18,13 +18,6 @@ _KEYS = (
     *("title", "parameters", "prepare", "base", "then", "axes", "choices"),
     *("seeds", "metric", "baseline", "tune", "tune_seeds"),
 )
-# Of these fields, a run may have one of each pair.
-_PAIRS = (
-    ("batch_size", "tokens_per_batch"),
-    ("train_steps", "train_tokens"),
-    ("microbatches", "tokens_per_microbatch_per_replica"),
-)
-ALTERNATIVES = dict([*_PAIRS, *(pair[::-1] for pair in _PAIRS)])
 Settings = Mapping[str, str]
 
 
@@ -242,13 +235,21 @@ def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
         else:
             base[name] = value
     for name in given:
-        if (other := ALTERNATIVES.get(name)) and other not in given:
+        if (other := alternative(name)) not in given:
             base.pop(other, None)
     set_by_axes = {name for axis in sweep.axes for name in axis.names}
     for name, value in parameters.items():
         if not value and name not in given.keys() | set_by_axes:
             raise UserError(f"{sweep.name} needs --{name}")
     return dataclasses.replace(sweep, parameters=parameters, base=base, then=then)
+
+
+def alternative(name: str) -> str:
+    """Returns the field that a run may have in place of `name`; "" if there is none."""
+    from trainer.config.batch_of_tokens import ALTERNATIVES
+
+    pairs = {**ALTERNATIVES, **{other: tokens for tokens, other in ALTERNATIVES.items()}}
+    return pairs.get(name, "")
 
 
 def checked(sweep: Sweep) -> Sweep:

@@ -56,11 +56,15 @@ class Reader:
         data, bounds = contamination.text_bytes(batch)
         parts = batch.column("part").to_numpy()
         names, places = batch.column("id").to_pylist(), batch.column("place").to_pylist()
+        documents = int((parts <= 1).sum())
         # A document whose first part is blank, and so left out, begins with a later one.
-        bases = [base_id(name, part) for name, part in zip(names, parts.tolist(), strict=True)]
-        changes = [one != other for one, other in itertools.pairwise([self._last, *bases])]
-        documents = int(((parts <= 1) | np.array(changes, bool)).sum())
-        self._last = bases[-1] if bases else self._last
+        later = np.flatnonzero(parts > 1).tolist()
+        bases = {
+            row: base_id(names[row], int(parts[row])) if row >= 0 else self._last
+            for row in {*later, *(row - 1 for row in later), len(names) - 1}
+        }
+        documents += sum(bases[row] != bases[row - 1] for row in later)
+        self._last = bases[len(names) - 1]
         if rules.unit == PARAGRAPH:
             texts, numbers, begins, ends = kernels.lines_of(data, bounds).T.copy()
             names = [names[row] for row in texts.tolist()]
@@ -68,7 +72,7 @@ class Reader:
             of_parts, continued = parts[texts], np.zeros(len(texts), bool)
         else:
             numbers, begins, ends = np.full(len(names), -1), bounds[:-1], bounds[1:]
-            names = bases
+            names = [base_id(name, part) for name, part in zip(names, parts.tolist(), strict=True)]
             of_parts, continued = np.zeros(len(names), np.int32), parts > 1
         words, word_bounds, exact = self._words(data, begins, ends)
         sketches = np.empty((len(begins), rules.hashes if rules.near else 0), np.uint32)

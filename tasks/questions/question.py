@@ -18,6 +18,7 @@ GAP = "{}"
 _FORMS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
 # Longer texts are cut, so that no row is much longer than rows in training.
 _TEXT_WORDS = 256
+# Characters of the longest words, and of the parts of longer ones.
 _LONGEST_WORD, _PART = 64, 4
 
 

@@ -14,6 +14,8 @@ _IMPLIED_BY_TOKENS = {
     "tokens_per_batch": "batch_size",
     "tokens_per_microbatch_per_replica": "microbatches",
 }
+# Fields in tokens -> the fields that a run may have in their place.
+ALTERNATIVES = {**_IMPLIED_BY_TOKENS, "train_tokens": "train_steps"}
 
 
 def batch_of_tokens(

@@ -105,11 +105,10 @@ class Decoder:
     @property
     def longest_prompt(self) -> int | None:
         """Length in tokens of the longest possible prompt; None if unbounded."""
-        if not self._config.counts_positions:
-            return None
-        if self._spec.encoder is not None:
-            return self._config.max_positions - self._config.lengthening
-        return self._config.max_positions - self._decoding.max_new_tokens
+        most = self._config.longest_text
+        if most is None or self._spec.encoder is not None:
+            return most
+        return most - self._decoding.max_new_tokens
 
     def __call__(
         self, params: Any, prompts: Sequence[np.ndarray], example_ids: Sequence[int] | None = None

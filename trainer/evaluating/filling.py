@@ -61,9 +61,7 @@ class Filling:
         own = self._vocabulary
         self._encode = (lambda text: own.encode([text])[0].tolist()) if own else data.encode
         self.special = (own or run.converter).special.starting(model.start_id)
-        self.longest = _LONGEST
-        if model.counts_positions:
-            self.longest = model.max_positions - model.lengthening
+        self.longest = model.longest_text or _LONGEST
         objectives = [each.task.objective for each in tasks] or _objectives(run.config)
         self._pieces = next((pieces for each in objectives if (pieces := each.pieces)), ())
         self._fill: Callable[[_Cut], list[Filled]] = self._whole

@@ -81,7 +81,7 @@ class Suite:
                 self._unknown.append(filling.unknown_bytes(question) if question.is_text else 0)
         reasons = {
             f"longer than the model's {filling.longest:,} positions": long,
-            "with a choice without tokens, or with those of another": alike,
+            "whose choices the vocabulary cannot tell apart": alike,
         }
         said = "; ".join(f"{count:,} {why}" for why, count in reasons.items() if count)
         if len(self._rows) == before:
@@ -145,10 +145,8 @@ class Suite:
             inputs = 0
         elif model.architecture == "encoder":
             inputs = targets
-        if not model.counts_positions:
-            return inputs, targets
-        most = model.max_positions
-        return min(inputs, most - model.lengthening), min(targets, most)
+        most = model.longest_text
+        return (inputs, targets) if most is None else (min(inputs, most), min(targets, most))
 
 
 def _alike(choices: list[list[Filled]], answer: int) -> bool:

@@ -428,6 +428,11 @@ class ModelConfig:
         """True if rows are limited to `max_positions`."""
         return self.facts("position").counts_positions or self.mixer_facts.counts_positions
 
+    @property
+    def longest_text(self) -> int | None:
+        """The tokens of the longest row, beside memory tokens; None if there is no limit."""
+        return self.max_positions - self.lengthening if self.counts_positions else None
+
     def attention_on(self, device_kind: str) -> str:
         """Returns the attention implementation for training on JAX's `device_kind`."""
         device, patterned = Device(device_kind), self.part("attention_pattern").name != FULL_PATTERN

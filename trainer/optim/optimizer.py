@@ -101,10 +101,10 @@ def make_optimizer(
 
 
 def in_places(chain: tuple[Any, ...], states: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the states of a chain at the places that those of `chain` have.
+    """Returns the `states` of one chain in the order of another, whose states are `chain`.
 
-    Clipping, for instance, has no arrays but a place in the chain, which moves those after it.
-    Only states with arrays are moved; `states` is returned if `chain` has another number of them.
+    The two differ in parts without arrays, such as clipping, which have places nevertheless. If
+    they do not have equally many states with arrays, `states` is returned as it is.
     """
     filled = [state for state in states if jax.tree.leaves(state)]
     places = [bool(jax.tree.leaves(state)) for state in chain]

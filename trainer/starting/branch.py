@@ -115,10 +115,10 @@ def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> No
                 f"{flag}: {path} was {old.get(path)}, is {value}; a branch keeps its run's model: "
                 "leave the flag out, or use --init_from"
             )
-        one, two = old.get(path), value
+        differs = old.get(path) != value
         if path in _SET:
-            one, two = one is None, two is None
-        if path in (*_OF_STATE, *_SET) and one != two:
+            differs = (old.get(path) is None) != (value is None)
+        if differs and path in (*_OF_STATE, *_SET):
             raise UserError(
                 f"{flag}: {path} was {old.get(path)}, is {value}; a branch has its run's state: "
                 "leave the flag out, or use --init_from"

@@ -143,9 +143,7 @@ class Palimpsest(TemplateLM):
 
     def _batch(self, rows: Sequence[_Row]) -> Batch:
         """Returns rows as int32 [B, L] features, padded with 0."""
-        most = None
-        if self._model.counts_positions:
-            most = self._model.max_positions - self._model.lengthening
+        most = self._model.longest_text
         length = bucket(max(len(row.tokens) for row in rows) - 1, most)
         tokens_BL = _padded([row.tokens for row in rows], length + 1)
         ends_B1 = np.array([[len(row.tokens) - 1] for row in rows])
@@ -271,8 +269,7 @@ def _padded(rows: Sequence[list[int]], length: int) -> np.ndarray:
 def _max_length(run: Run, given: int | None) -> int:
     """Returns the length of the longest row: `given`, else as in training."""
     model, lengths = run.config.model, run.lengths
-    if model.counts_positions:
-        most = model.max_positions - model.lengthening
+    if most := model.longest_text:
         if given and given > most:
             raise UserError(f"--max_length={given}: the model has {most} positions for a text")
         return given or most

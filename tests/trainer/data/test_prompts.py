@@ -19,7 +19,7 @@ def test_a_prefix_is_read_both_ways(task, prefix, text_cache):
     run = run_of(text_cache, *PREDICTED, task=task, preset="lm_tiny", lengths=(0, 60))
     assert prompt_form(run) == (False, prefix)
     decoder = Predicting(run, "validation", Program(run))._decoder
-    assert decoder is None or decoder._decoding.prefix == prefix
+    assert bool(decoder and decoder._decoding.prefix) == prefix
 
 
 def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused(text_cache):
