@@ -16,6 +16,7 @@ import palimpsest_home
 from tasks.corpora import c4, lm1b, pg19, python_docs, rlm, wikipedia
 from tasks.mixture import MixtureSpec
 from tasks.task import OBJECTIVES, TaskSpec, objective_of, own_task
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 
 # A task on a user's corpus, for messages.
@@ -56,6 +57,7 @@ def load(module: str) -> types.ModuleType:
     """
     file = _file_of(module)
     name = palimpsest_home.importable(file) if file else module
+    extras.prepare_tensorflow()  # a seqio Task's module imports it
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support import peers
 from tests.support.servers.gcs import GcsServer
 
 # This cuts the compile time of small models by a third, here and in every process that a test
@@ -86,12 +87,42 @@ LONGEST = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    for name, reason in peers.MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {reason}; run by `pytest --peer={name}`")
+    peers.hide(config.getoption("peer"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that import a peer which this process does not have, and, for a peer, all
+    files without its mark."""
+    if collection_path.suffix != ".py":
+        return None
+    named, whole = peers.marks_of(collection_path)
+    peer = config.getoption("peer")
+    return (peer not in named if peer else whole) or None
+
+
+def _peer_of(item: pytest.Item) -> str | None:
+    names = {mark.name for mark in item.iter_markers()}
+    return next((peer for peer in peers.PEERS if peer in names), None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    peer = config.getoption("peer")
+    others = [item for item in items if _peer_of(item) != peer]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if _peer_of(item) == peer]
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get("/".join(item.path.with_suffix("").parts[-2:]), 99))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--peer",
+        choices=tuple(peers.PEERS),
+        help="run the tests that need this peer, instead of those that need none",
+    )
     parser.addoption(
         "--reference",
         type=Path,

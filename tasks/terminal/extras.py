@@ -1,6 +1,9 @@
 """Packages that only some commands need, and the extras that install them."""
 
 import contextlib
+import importlib
+import importlib.util
+import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 
@@ -45,9 +48,35 @@ def missing(work: str, package: str | None, extra: str) -> UserError:
     return UserError(f"{work} needs the package {package}: {install(extra)}")
 
 
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def prepare_tensorflow() -> None:
+    """Imports triton where it and TensorFlow are installed, before anything imports TensorFlow.
+
+    torch's CUDA build brings triton, and transformers imports it. Both libraries contain LLVM, and
+    loading triton after TensorFlow is a segmentation fault (triton 3.7.1, TensorFlow 2.21.0).
+    """
+    if "tensorflow" not in sys.modules and _installed("tensorflow") and _installed("triton"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module("triton")
+
+
+def check_triton(work: str) -> None:
+    """Raises UserError if `work`, which imports triton, would crash a process with TensorFlow."""
+    if "tensorflow" in sys.modules and "triton" not in sys.modules and _installed("triton"):
+        raise UserError(
+            f"{work} imports triton, which crashes Python if TensorFlow was imported before it: "
+            "begin your program with `import triton`"
+        )
+
+
 @contextlib.contextmanager
 def needed(work: str, extra: str) -> Iterator[None]:
     """Raises UserError if an import in the block fails; `work` is what needs the package."""
+    if extra == "seqio":
+        prepare_tensorflow()
     try:
         yield
     except ModuleNotFoundError as error:

@@ -214,6 +214,7 @@ def test_a_small_corpus_without_validation_is_named(here):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.google
 def test_a_bucket_that_does_not_exist_is_named(here, gcs, capsys):
     code, errors = refused(here, BASE, capsys, "--folder=gs://bukket/mine")
     assert_one_line(code, errors, "gs://bukket", "bucket")

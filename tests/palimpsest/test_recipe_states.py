@@ -284,6 +284,7 @@ def test_a_lock_that_cannot_be_written_is_noticed_at_the_start(here, monkeypatch
     assert not (here / "other").exists()
 
 
+@pytest.mark.google
 @pytest.mark.parametrize("store", ["gs://bucket", "memory:/", ""])
 def test_only_the_folder_itself_is_removed_whatever_its_name(store, here, gcs):
     places = [f"{store}/{name}" if store else name for name in ("run1", "run2", "run[12]")]

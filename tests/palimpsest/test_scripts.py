@@ -90,6 +90,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     assert re.search(r"^Return a .+ of the string\.$", said, re.MULTILINE)
 
 
+@pytest.mark.notebook
 @pytest.mark.processes
 def test_the_notebook_runs(tmp_path, monkeypatch):
     import nbclient

@@ -20,6 +20,7 @@ def test_rates_are_weights_or_numbers_of_examples():
     assert mixed.weights(examples) == pytest.approx({"a": 7, "c": 10})
 
 
+@pytest.mark.tensorflow
 def test_seqio_has_the_same_rates():
     from seqio import utils
 

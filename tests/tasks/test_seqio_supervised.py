@@ -9,7 +9,7 @@ from tasks import seqio_supervised
 from tasks.supervised import table
 from tests.support.small_tokenizers import t5
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]
 
 WSC = {
     "text": "The stable opened , which made it airy.", "span1_text": "The stable",

@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.spans import rebuilt
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]
 
 NAMES = {
     "python_docs_span_corruption": {"inputs": 64, "targets": 14},

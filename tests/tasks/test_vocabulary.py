@@ -71,6 +71,7 @@ def test_random_tokens_have_no_role(kind, loaded):
     assert names == ({"[MASK]"} if kind == "bert" else set())
 
 
+@pytest.mark.torch
 def test_ids_are_those_of_the_library(kind, folders, loaded):
     found = loaded.encode(TEXTS)
     assert all(each.dtype == np.int32 for each in found)
@@ -131,6 +132,7 @@ def test_a_cache_reads_what_a_build_loaded(kind, loaded, tmp_path):
         vocabulary.of_cache(str(tmp_path), loaded.record)
 
 
+@pytest.mark.tensorflow
 def test_bytes_are_those_of_seqio(folders):
     import seqio
 

@@ -54,6 +54,7 @@ def test_grain_gives_the_windows(source, windows):
     assert sorted(order) == sorted(window.tobytes() for window in windows)
 
 
+@pytest.mark.torch
 def test_torch_gives_the_windows(source, windows):
     import torch
 
@@ -81,6 +82,7 @@ def test_datasets_gives_the_windows(source, windows):
     )
 
 
+@pytest.mark.tensorflow
 def test_seqio_gives_the_windows(text_cache, windows, tmp_path):
     import seqio
 

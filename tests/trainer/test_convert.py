@@ -77,6 +77,7 @@ def transformers_folders(t5x):
     return target
 
 
+@pytest.mark.torch
 def test_a_folder_of_t5x_becomes_folders_of_transformers_and_back(transformers_folders, tmp_path):
     from transformers import AutoModelForSeq2SeqLM
 

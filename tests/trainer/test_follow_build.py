@@ -118,6 +118,7 @@ def test_a_followed_run_equals_the_run_on_the_finished_cache(killed, finished, p
     assert finished.differences(pair, STEPS) == []
 
 
+@pytest.mark.google
 @pytest.mark.slow
 def test_a_run_in_a_bucket_follows_a_build_there(finished, pair):
     with GcsServer(faults=0.02, seed=3) as gcs:

@@ -21,7 +21,7 @@ STEPS, EVERY, HOSTS, BATCH = 12, 5, 4, 8
 CACHE, MODEL = "gs://bucket/cache", "gs://bucket/model"
 FLAGS = ("--evaluation.every_steps=0", "--data.threads=1", "--data.prefetch=1")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.google, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

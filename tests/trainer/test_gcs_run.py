@@ -12,7 +12,7 @@ from tests.support.servers.gcs import GcsServer
 from tests.support.trees import assert_equal as assert_equal_trees
 from tests.trainer.conftest import assert_one_line, command, ended
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.google, pytest.mark.processes]
 
 STEPS = 4
 # As on a machine that does not have it; else nothing is different.

@@ -104,6 +104,7 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeyp
         generate.main(command(run, prompts, output))
 
 
+@pytest.mark.google
 def test_output_in_a_bucket_is_continued(run, prompts, whole, gcs, tmp_path, monkeypatch):
     output = "gs://bucket/folder/out.jsonl"
     add, kept = prompts_module._Output.add, []

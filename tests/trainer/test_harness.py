@@ -35,6 +35,8 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from trainer.trained.harness import Palimpsest  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 QUESTIONS = {
     "output_type": "multiple_choice",
     "doc_to_text": "{{question}}",

@@ -124,6 +124,7 @@ def test_ids_are_read_without_the_class(cache):
     assert made.stdout.strip() == "2 4 ['A', 'C', 'D'] [5, 6]"
 
 
+@pytest.mark.tensorflow
 def test_stock_seqio_reads_and_makes_the_same_rows(cache, folder, proteins):
     import seqio
 

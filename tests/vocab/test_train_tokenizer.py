@@ -33,6 +33,7 @@ def made(corpus, output, kind, *flags):
     return vocabulary.load(str(output))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("kind", "flags"), [("byte_bpe", ()), ("wordpiece", ()), ("wordpiece", ("--cased",))]
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.vocabulary import BYTE, Vocabulary
 from trainer.conversion.sources import tree_of
 from trainer.data.features import Batch
@@ -119,6 +120,7 @@ def token_ids(
 
     Raises NotEqual if it gives other ids than the vocabulary's library for too many of them.
     """
+    extras.check_triton("transformers")
     from transformers import AutoTokenizer
 
     trusted = written["model_type"] == configs.CUSTOM or None

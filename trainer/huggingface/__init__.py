@@ -18,10 +18,12 @@ EXTRA = "huggingface"
 
 
 def require_packages(names: Iterable[str], work: str) -> None:
-    """Raises UserError if a package that `work` needs is not installed."""
+    """Raises UserError if a package that `work` needs is missing, or would crash this process."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise extras.missing(work, name, EXTRA)
+        if name in ("torch", "transformers"):
+            extras.check_triton(work)
 
 
 def model_config(path: str) -> ModelConfig:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from trainer.data.features import Batch, target_side, token_places
 from trainer.huggingface.configs import CUSTOM
@@ -91,6 +92,7 @@ def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
     """Loads `folder` in float32 on the CPU, as the class that its config.json, `written`, names."""
+    extras.check_triton("transformers")
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
 from trainer.config import (
@@ -89,6 +90,7 @@ def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int
             f"--engine=t5x: T5X uses id 0 for padding and the first input, but {config.task} has "
             "a vocabulary with other special ids; use --engine=palimpsest"
         )
+    extras.prepare_tensorflow()
     try:
         from t5x import train as t5x
     except ImportError as error:

@@ -384,6 +384,7 @@ def test_the_other_commands(tmp_path, capsys):
         lifecycle.check(str(folder), ours, extend=False)
 
 
+@pytest.mark.google
 def test_in_a_bucket(tmp_path, gcs, capsys):
     folder = texts(tmp_path / "t")
     for path in folder.iterdir():

@@ -14,7 +14,7 @@ from tasks.cache.manifest import FileEntry, Plan, Shard, shard_file
 from tasks.vocabulary import VocabularyRecord
 from tests.support.servers.gcs import GcsServer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.google, pytest.mark.processes]
 
 SHARDS = 50
 FOLDER = "gs://bucket/cache/python_docs_span_corruption"

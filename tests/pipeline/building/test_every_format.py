@@ -44,6 +44,7 @@ def test_all_formats_are_tested(corpora):
     assert tuple(corpora) == FORMATS
 
 
+@pytest.mark.google
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_document_is_read_from_a_failing_bucket(corpora, texts, in_bucket, form):
     path = pathlib.Path(corpora[form].partition(":")[2].partition("?")[0])
@@ -53,6 +54,7 @@ def test_every_document_is_read_from_a_failing_bucket(corpora, texts, in_bucket,
         assert read(corpora[form].replace(str(path), f"gs://bucket/corpus/{path.name}")) == texts
 
 
+@pytest.mark.google
 def test_a_saved_data_set_in_a_bucket_is_read(texts, in_bucket, tmp_path):
     import datasets
 

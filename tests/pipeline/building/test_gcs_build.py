@@ -11,7 +11,7 @@ from tasks.storage import files
 from tests.support.plain_records import without_plan
 from tests.support.servers.gcs import FAULTS, GcsServer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.google, pytest.mark.processes]
 
 TASK = "python_docs_span_corruption"
 # Keys of the plan's corpus record that name files, or come from the store.

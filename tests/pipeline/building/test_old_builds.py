@@ -136,6 +136,7 @@ def dies(number):
     raise Frozen
 
 
+@pytest.mark.google
 @pytest.mark.parametrize("piece", [0, 4])
 def test_a_build_that_was_stopped_writes_nothing_after_a_takedown(
     build, runner, gcs, tmp_path, piece
@@ -153,6 +154,7 @@ def test_a_build_that_was_stopped_writes_nothing_after_a_takedown(
     assert_taken_down(build, tmp_path)
 
 
+@pytest.mark.google
 @pytest.mark.parametrize(
     "name",
     [PLAN_MARK, "train.tfrecord-00000", "train.documents-00001", "train.receipt-00000",
@@ -178,6 +180,7 @@ def test_a_build_stopped_before_it_writes_a_file(build, runner, gcs, tmp_path, m
     assert_taken_down(build, tmp_path)
 
 
+@pytest.mark.google
 def test_a_build_stopped_at_any_request(build, runner, gcs, tmp_path, monkeypatch):
     """Also between a look at the plan and what is written after it."""
 
@@ -218,6 +221,7 @@ def test_a_build_stopped_at_any_request(build, runner, gcs, tmp_path, monkeypatc
     assert caught["completed"] <= 1
 
 
+@pytest.mark.google
 def test_a_job_that_outlives_its_command_writes_nothing_after_a_takedown(
     build, runner, gcs, tmp_path, monkeypatch
 ):
@@ -241,6 +245,7 @@ def test_a_job_that_outlives_its_command_writes_nothing_after_a_takedown(
     assert_taken_down(build, tmp_path)
 
 
+@pytest.mark.google
 def test_a_run_that_follows_gets_no_shard_of_an_older_build(build, runner, gcs, tmp_path):
     build(cache_dir="gs://bucket/old")
     old = {name.partition("/")[2]: gcs.read(name) for name in gcs.names("old/")}
@@ -267,6 +272,7 @@ def test_a_run_that_follows_gets_no_shard_of_an_older_build(build, runner, gcs, 
     assert_taken_down(build, tmp_path)
 
 
+@pytest.mark.google
 def test_an_extension_while_an_older_build_goes_on(build, runner, gcs, tmp_path):
     def extend(number):
         if number == 3:
@@ -288,6 +294,7 @@ def test_an_extension_while_an_older_build_goes_on(build, runner, gcs, tmp_path)
     assert held() == {f"d{number}" for number in range(70)}
 
 
+@pytest.mark.google
 def test_builds_of_a_folder_in_a_bucket_wait_for_each_other(build, runner, gcs, monkeypatch):
     monkeypatch.setattr(lock, "_BEAT_SECONDS", 0.1)
     with lock.held(FOLDER, "build", "--cache_dir"), pytest.raises(UserError, match="another build"):

@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import seqio
 
 from pipeline import dedup, inspect, report
 from pipeline import verify as command
@@ -262,7 +261,10 @@ def test_a_side_of_many_bytes_is_cut_before_it_is_tokenized(make, tmp_path):
         )
 
 
+@pytest.mark.tensorflow
 def test_stock_seqio_reads_the_cache_and_the_corpus_alike(make, tmp_path, vocabulary):
+    import seqio
+
     from tasks import seqio_tasks
 
     corpus = f"json:{tmp_path}/corpus/*.jsonl?inputs={{q}}&targets=a&validation=0"
@@ -293,6 +295,7 @@ def test_stock_seqio_reads_the_cache_and_the_corpus_alike(make, tmp_path, vocabu
             assert row[name][-1] == EOS_ID
 
 
+@pytest.mark.tensorflow
 def test_reading_another_writers_records(make, tmp_path):
     """Records in another order of features, as TensorFlow may write them, are read as well."""
     import tensorflow as tf

@@ -11,7 +11,7 @@ from pipeline.build import main
 from tasks.cache import records
 from tests.support.processes import started
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]
 
 ROOT = pathlib.Path(__file__).parents[3]
 MANY, ONE = "rlm_span_corruption", "python_docs_span_corruption"

@@ -210,6 +210,7 @@ def test_pairs_are_compared_by_both_sides(tmp_path, vocabulary):
     assert (value["documents"], value["dropped"]) == (9, {EXACT: 1})
 
 
+@pytest.mark.google
 def test_a_search_and_a_takedown_in_a_failing_bucket(tmp_path, in_bucket, build):
     texts, _ = planted(30)
     corpus = write(tmp_path / "c.jsonl", texts)

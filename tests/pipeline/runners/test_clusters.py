@@ -11,6 +11,8 @@ from tasks.storage import files
 from tests.support import clusters
 from tests.support.processes import launched, wait_for
 
+pytestmark = pytest.mark.engines
+
 TASK = "python_docs_span_corruption"
 PIECES = "--shard_bytes=100000"
 NEEDED = {"spark": "pyspark", "ray": "ray"}

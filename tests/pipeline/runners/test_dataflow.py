@@ -39,7 +39,7 @@ from tests.support.servers import dataflow_worker
 from tests.support.servers.dataflow import DataflowServer
 from tests.support.servers.gcs import GcsServer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.google, pytest.mark.processes]
 
 ROOT = pathlib.Path(__file__).parents[3]
 VERSION = metadata.version(extras.DISTRIBUTION)

@@ -337,6 +337,7 @@ class Array:
                 assert not self._end(self._start(number))
 
 
+@pytest.mark.google
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["folder", "bucket"])

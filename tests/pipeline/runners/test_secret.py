@@ -9,7 +9,7 @@ from pipeline.runners import secret
 from tasks.terminal.command_line import UserError
 from tests.support.servers.quiet import QuietHandler, QuietServer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.google, pytest.mark.processes]
 
 
 @pytest.fixture

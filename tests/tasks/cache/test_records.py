@@ -11,6 +11,7 @@ from tests.support import foreign_caches, plain_records
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=60).map(lambda v: np.array(v, np.int64))
 
 
+@pytest.mark.tensorflow
 @settings(deadline=None)  # the first example imports TensorFlow
 @given(ids, ids)
 def test_tensorflow_writes_the_same_bytes(targets, starts):
@@ -31,6 +32,7 @@ def test_tensorflow_writes_the_same_bytes(targets, starts):
     np.testing.assert_array_equal(row.document_starts, starts)
 
 
+@pytest.mark.tensorflow
 def test_tensorflow_reads_the_framing(tmp_path):
     import tensorflow as tf
 
@@ -93,6 +95,7 @@ def in_pieces(row):
     return foreign_caches.encode({"targets": row.tolist()}, foreign_caches.in_pieces)
 
 
+@pytest.mark.tensorflow
 def test_tensorflow_reads_lists_that_are_unpacked_or_in_pieces(rows):
     import tensorflow as tf
 

@@ -18,6 +18,7 @@ from tests.support.servers.gcs import FAULTS, GcsServer
 FOLDER = "gs://bucket/folder"
 
 
+@pytest.mark.google
 def test_files_are_written_and_removed_despite_faults(in_bucket, tmp_path):
     chance = random.Random(5)
     # gcsfs would cut a small file at its multipart boundary.
@@ -49,6 +50,7 @@ def test_files_are_written_and_removed_despite_faults(in_bucket, tmp_path):
         assert set(gcs.counts()) == {"", *FAULTS}
 
 
+@pytest.mark.google
 def test_the_object_of_a_folder_is_not_listed_in_it(gcs):
     gcs.store.put("bucket", "folder/", b"", {}, {})
     assert files.list_names(FOLDER) == []
@@ -64,6 +66,7 @@ def test_the_object_of_a_folder_is_not_listed_in_it(gcs):
     assert files.list_tree(FOLDER) == {}
 
 
+@pytest.mark.google
 def test_an_unfinished_file_is_not_visible(gcs):
     def fail():
         with files.atomic_write(f"{FOLDER}/a") as file:
@@ -75,6 +78,7 @@ def test_an_unfinished_file_is_not_visible(gcs):
     assert gcs.names() == []
 
 
+@pytest.mark.google
 def test_files_of_other_writers_are_visible_at_once(gcs):
     files.write_bytes(f"{FOLDER}/a", b"1")
     assert files.list_names(FOLDER) == ["a"]
@@ -83,6 +87,7 @@ def test_files_of_other_writers_are_visible_at_once(gcs):
     assert files.exists(f"{FOLDER}/b")
 
 
+@pytest.mark.google
 def test_a_file_that_changes_while_it_is_read_is_an_error(gcs):
     files.write_bytes(f"{FOLDER}/a", bytes(10 << 20))
     with files.open_read(f"{FOLDER}/a") as file:
@@ -95,6 +100,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(gcs):
             file.read()
 
 
+@pytest.mark.google
 @pytest.mark.parametrize(
     ("server", "bucket", "message"),
     [
@@ -123,6 +129,7 @@ def test_a_permanent_error_says_what_to_do(in_bucket, act, server, bucket, messa
         assert gcs.names() == []
 
 
+@pytest.mark.google
 def test_an_unreachable_store_is_retried_and_then_named(in_bucket, monkeypatch):
     monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "0")
     with GcsServer(faults=1.0) as gcs:
@@ -143,6 +150,7 @@ def test_without_gcsfs_a_command_says_what_to_install():
     assert "pip install 'palimpsest-lm[gcp]'" in done.stderr
 
 
+@pytest.mark.google
 def test_a_corpus_in_a_bucket_is_known_by_its_checksums(gcs):
     for number in range(2):
         files.write_bytes(f"{FOLDER}/{number}.txt", b"one\ntwo\n")
@@ -174,6 +182,7 @@ def whole(corpus):
     return dataclasses.replace(piece, parts=(dataclasses.replace(part, stop=part.file.bytes),))
 
 
+@pytest.mark.google
 def test_an_object_that_is_overwritten_while_it_is_read(gcs):
     """It would else be read half and half, as it keeps its size."""
     old, new = (

@@ -67,6 +67,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 1.0)
 
 
+@pytest.mark.google
 def test_a_bucket_is_locked_too(gcs, quick, capsys, monkeypatch):
     for name, value in gcs.environment().items():
         monkeypatch.setenv(name, value)
@@ -82,6 +83,7 @@ def test_a_bucket_is_locked_too(gcs, quick, capsys, monkeypatch):
     assert capsys.readouterr().err.count("checking") == 1
 
 
+@pytest.mark.google
 def test_a_lock_of_another_machine_is_taken_over_when_it_stands_still(gcs, quick, monkeypatch):
     first = held("gs://bucket/model")
     mine = first.__enter__()
@@ -123,6 +125,7 @@ def test_an_observer_tells_whether_a_holder_is_alive(tmp_path, monkeypatch):
         assert observer.alive() is None
 
 
+@pytest.mark.google
 def test_an_observer_of_a_bucket_sees_a_lock_that_stands_still(gcs, quick, monkeypatch):
     observer = lock.Observer("gs://bucket/model")
     assert observer.alive() is False
@@ -197,6 +200,7 @@ def test_a_file_system_without_locks_may_have_living_parts(tmp_path, monkeypatch
         assert (tmp_path / ".lock-1-of-2").exists()
 
 
+@pytest.mark.google
 def test_parts_in_a_bucket(gcs, quick, monkeypatch):
     folder = "gs://bucket/cache"
     of = folder, "build", "--cache_dir"

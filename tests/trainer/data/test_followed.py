@@ -400,6 +400,7 @@ def test_the_start_says_how_the_build_is_followed(published, whole_cache):
     assert "steps an epoch" in lines["batch"]
 
 
+@pytest.mark.google
 def test_a_bucket_is_followed_by_polling(gcs, whole_cache, tmp_path):
     local = Published(whole_cache, tmp_path / SPANS)
 

@@ -18,7 +18,7 @@ from trainer.data.seqio_data import SeqioData
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]
 
 MODULE = """
 import numpy as np

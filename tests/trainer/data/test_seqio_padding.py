@@ -13,7 +13,7 @@ from trainer.data import features, seqio_data
 from trainer.data.seqio_data import SeqioData
 from trainer.setup import prepare
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]
 
 SPECIAL = SpecialIds(pad=None, eos=9, unk=None, bos=8)
 INPUTS = [[0, 3, 0, 9], [5, 0, 0, 0, 0, 9], [0, 9]]

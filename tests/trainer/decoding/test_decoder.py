@@ -21,6 +21,8 @@ from trainer.engine.sharding import make_mesh
 from trainer.model.config import ModelConfig
 from trainer.model.transformer import build_model
 
+pytestmark = pytest.mark.torch
+
 PROMPTS = [np.arange(3, 3 + length, dtype=np.int32) for length in (5, 1, 8, 5)]
 SIZES = {"num_heads": 4, "head_dim": 8, "emb_dim": 16, "mlp_dim": 24}
 

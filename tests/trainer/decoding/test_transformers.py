@@ -11,6 +11,8 @@ from tests.trainer.huggingface.conftest import Exported
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.huggingface import configs, modeling_palimpsest, parity
 
+pytestmark = pytest.mark.torch
+
 NEW = 10
 LENGTHS = (9, 4, 7)
 # T5 1.0 and 1.1, mT5, grouped heads, T5's decoder alone, Primer's convolutions, GPT-2.

@@ -156,6 +156,7 @@ def test_a_mode_comes_first_and_missing_sentinels_are_refused(text_cache):
         Filling(run, vocabulary.load("bytes"))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["t5", "llama", "bert"])
 def test_answers_are_those_of_transformers(runs, questions, name, tmp_path):
     import torch

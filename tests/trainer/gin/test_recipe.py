@@ -333,6 +333,7 @@ def test_descriptions_hold_our_presets_and_t5x_settings():
     assert (config.mesh.tensor, config.microbatches, config.init_from) == (1, 1, None)
 
 
+@pytest.mark.tensorflow
 def test_descriptions_match_t5x_files():
     found = importlib.util.find_spec("t5x")
     if not found or not found.submodule_search_locations:

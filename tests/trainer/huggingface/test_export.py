@@ -31,6 +31,8 @@ from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare
 from vocab.train import add_sentinels
 
+pytestmark = pytest.mark.torch
+
 
 def save_run(text_cache, folder, preset, *flags, task=TASK, lengths=(None, 18)):
     """Writes the files of a run of two updates, with initial parameters, and returns its folder."""

@@ -56,6 +56,7 @@ def test_shards_are_written_and_read(exported):
         load(str(model.folder), model.config)
 
 
+@pytest.mark.torch
 def test_folders_of_transformers_are_read(exported):
     from transformers import T5ForConditionalGeneration
 
@@ -170,6 +171,7 @@ def test_tensors_under_other_names_are_read(exported, name, change):
     assert_equal_trees(load(str(model.folder), model.config), model.params)
 
 
+@pytest.mark.torch
 def test_a_kernel_beside_tied_logits_is_read_as_transformers_5_does_or_refused(tmp_path):
     """Transformers 5 keeps both, and scales; transformers 4 ignores the kernel."""
     import torch
@@ -310,6 +312,7 @@ THEIR_MODELS = {
 HEADS = {"Llama": "ForCausalLM", "Gemma": "ForCausalLM", "GPT2": "LMHeadModel"}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", THEIR_MODELS)
 def test_logits_of_a_folder_of_transformers(name, tmp_path):
     import torch
@@ -332,6 +335,7 @@ def test_logits_of_a_folder_of_transformers(name, tmp_path):
     assert np.abs(theirs(batch)[0]).max() > 0.1
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "kind", ["T5", "MT5", "UMT5", "Llama", "Gemma", "GPT2", "Bert", "Roberta", "ModernBert"]
 )

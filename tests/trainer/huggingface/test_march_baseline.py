@@ -1,5 +1,6 @@
 """MARCH's first baseline is transformers' T5: the same logits, and the same step of AdamW."""
 
+import pytest
 import jax
 import numpy as np
 import optax
@@ -12,6 +13,8 @@ from trainer.huggingface import names, parity
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
+
+pytestmark = pytest.mark.torch
 
 RATE, DECAY = 1e-4, 0.1
 

@@ -12,6 +12,8 @@ from trainer.config.presets import model_preset
 from trainer.huggingface import configs, parity
 from trainer.huggingface.parity import Parity
 
+pytestmark = pytest.mark.torch
+
 IN_TRANSFORMERS = (
     *("t5_1_0", "t5_1_1", "t5_1_1_tied", "t5_squared_relu", "mt5", "bert", "bert_untied", "llama"),
     *("llama_tied", "llama3", "llama_linear", "gemma", "gpt2", "umt5", "umt5_tied", "t5_unscaled"),

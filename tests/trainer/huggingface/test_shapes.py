@@ -27,6 +27,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
 
+pytestmark = pytest.mark.torch
+
 # These have the parts of the others.
 FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma", "t5gemma2")
 

@@ -16,6 +16,8 @@ from trainer.huggingface import special_ids
 from trainer.setup import prepare
 from trainer.starting import init_from
 
+pytestmark = pytest.mark.torch
+
 START, EOS, PAD = 5, 1, 0
 
 

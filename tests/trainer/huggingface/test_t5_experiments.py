@@ -11,6 +11,8 @@ from trainer.config.presets import model_preset
 from trainer.huggingface import configs, load, model_config
 from trainer.model.paths import named
 
+pytestmark = pytest.mark.torch
+
 D, H, K, F, V = 12, 4, 6, 16, 40
 T5 = {
     **{"model_type": "t5", "d_ff": F, "d_kv": K, "d_model": D, "num_heads": H, "num_layers": 2},

@@ -17,6 +17,8 @@ from tests.support.small_tokenizers import without_sentinels
 from trainer.huggingface import tokenizer
 from vocab.train import add_sentinels
 
+pytestmark = pytest.mark.torch
+
 TEXTS = Path(__file__).parents[2] / "pipeline" / "tokenizer" / "texts.txt"
 AWKWARD = r"""
   two  spaces |\ttab\r\n|\u00a0no\u00a0break\u202f|\u3000wide\u3000|a\u0085b

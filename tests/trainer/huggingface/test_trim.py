@@ -100,6 +100,7 @@ def test_the_vocabulary_alone(tmp_path, corpus, capsys):
     assert (tmp_path / "bert" / "tokenizer.json").read_bytes() == before
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["mt5", "gpt2"])
 def test_a_model_is_cut_by_one_command(kind, tmp_path, corpus, capsys):
     from transformers import AutoTokenizer

@@ -110,6 +110,7 @@ def with_wandb(program, folder, **environment):
     return started("-c", program, str(folder), env=environment, stdin=subprocess.DEVNULL)
 
 
+@pytest.mark.wandb
 def test_weights_and_biases_gets_the_same_numbers(tmp_path):
     pytest.importorskip("wandb")
     done = with_wandb(WRITES, tmp_path, WANDB_MODE="offline")
@@ -126,6 +127,7 @@ def test_weights_and_biases_gets_the_same_numbers(tmp_path):
         assert b"3.25" in data
 
 
+@pytest.mark.wandb
 def test_missing_or_failing_weights_and_biases_is_one_clear_line(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     refused = with_wandb(WRITES, tmp_path, WANDB_MODE="online")
@@ -249,6 +251,7 @@ def test_the_chosen_updates_are_profiled(tmp_path, last, found):
     assert (trace.parent / "perfetto_trace.json.gz").exists()
 
 
+@pytest.mark.google
 def test_a_profile_goes_into_a_bucket_that_fails(in_bucket):
     with GcsServer(faults=0.2, seed=1) as gcs:
         in_bucket(gcs)
@@ -260,6 +263,7 @@ def test_a_profile_goes_into_a_bucket_that_fails(in_bucket):
     assert f"{trace.rpartition('/')[0]}/perfetto_trace.json.gz" in names
 
 
+@pytest.mark.google
 def test_a_profile_that_cannot_be_written_is_one_warning(in_bucket, tmp_path, capsys):
     (tmp_path / "profile").write_text("in the way")
     with GcsServer(denied=["bucket"]) as gcs:

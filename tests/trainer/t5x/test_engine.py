@@ -35,6 +35,8 @@ from trainer.starting.resume import start
 from trainer.t5x import engine, layout, read, write
 from trainer.t5x.tensors import held
 
+pytestmark = pytest.mark.tensorflow
+
 T5X = importlib.util.find_spec("t5x") is not None
 STEP = 7
 
