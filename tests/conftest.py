@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
+import platform
+import resource
+import sys
 import types
 from pathlib import Path
 
@@ -28,11 +32,29 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
+# A worker's memory after a file of tests, above which it frees programs that it has compiled.
+MEMORY_BYTES = 900_000_000
+
 # The time of a test depends on the machine; benchmarks/ measures speed. `make test` draws the same
 # examples each time, so that it judges the change at hand; `make fuzz` draws others.
 hypothesis.settings.register_profile("palimpsest", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=500)
 hypothesis.settings.load_profile("palimpsest")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_returned():
+    """Frees the compiled programs of a file's models, hundreds of megabytes, after its tests."""
+    yield
+    if "jax" in sys.modules and resident_bytes() > MEMORY_BYTES:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
+        if platform.libc_ver()[0] == "glibc":
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,7 @@ def runs_at(form, n, d):
     return ((KAPLAN["Nc"] / n) ** ratio + KAPLAN["Dc"] / d) ** KAPLAN["alpha_D"]
 
 
+@pytest.mark.processes
 def test_sizes_that_identify_nothing_are_refused():
     n, d, loss = runs("chinchilla")
     with pytest.raises(UserError, match="1 different numbers of parameters"):
@@ -175,6 +176,7 @@ def test_a_run_without_a_logarithm_is_named(tmp_path, place, value, says):
     assert f"run 4 of {len(rows)} has " in refused(says, "sizes", path)
 
 
+@pytest.mark.processes
 def test_laws_are_drawn_and_printed(tmp_path):
     picture = tmp_path / "law.png"
     found = scaling("steps", MARCH, "--window=1000:", "--draws=50", f"--picture={picture}")

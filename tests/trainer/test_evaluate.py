@@ -53,6 +53,7 @@ def test_another_vocabulary_is_refused(text_cache, tmp_path):
         evaluate.main([f"--model_dir={run}"])
 
 
+@pytest.mark.processes
 def test_the_whole_split_is_read_whatever_the_run_evaluated(text_cache, tmp_path):
     flags = ("--lengths.inputs=64", "--evaluation.every_steps=1")
     found = []

@@ -222,6 +222,7 @@ def seen_by_explaining(model_dir, steps, document):
     ]
 
 
+@pytest.mark.processes
 def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path, capsys):
     cache_dir = tmp_path / "cache"
     shutil.copytree(long_cache / "cache", cache_dir)

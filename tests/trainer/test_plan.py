@@ -19,6 +19,8 @@ from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
 from trainer.planning.planned_run import subject
 
+pytestmark = pytest.mark.processes
+
 LENGTHS = ("--lengths.inputs=32", "--lengths.targets=16")
 TINY = ("--preset=t5_1_1_tiny", *LENGTHS, "--batch_size=8")
 

@@ -143,20 +143,25 @@ MISTAKES = [
     ("pipeline.build", [*BUILD, TEXT, "--cache_dir=/proc/z"], "/proc/z/mine_ul2: no folder can"),
     ("pipeline.build", [*BUILD, TEXT, "--cache_dir={new}{long}"], "choose a shorter one"),
     ("vocab.train", [TEXT, "--output=/proc/z"], "/proc/z: no folder can be made here"),
-    ("trainer.export", ["--model_dir={folder}", "--output=/proc/z/y"], "/proc/z: no folder can"),
     ("pipeline.report", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
     ("pipeline.report", ["--cache={cache}", "--output={new}/z.html"], "there is no folder"),
     ("pipeline.inspect", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
     ("pipeline.inspect", ["--cache={cache}", "--output={new}{long}"], "choose a shorter one"),
     # Its outputs.
-    ("trainer.export", ["--model_dir={folder}", "--output={new}"], "holds no run"),
     ("pipeline.inspect", ["--cache={folder}"], "holds no cache: build one"),
 ]  # fmt: skip
+EXPORTS = [
+    ("trainer.export", ["--model_dir={folder}", "--output=/proc/z/y"], "/proc/z: no folder can"),
+    ("trainer.export", ["--model_dir={folder}", "--output={new}"], "holds no run"),
+]
+MISTAKE = ("module", "arguments", "words")
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments", "words"), MISTAKES, ids=[f"{m}-{w}"[:50] for m, _, w in MISTAKES]
-)
+def named(mistakes, *marks):
+    return [pytest.param(*each, id=f"{each[0]}-{each[2]}"[:50], marks=marks) for each in mistakes]
+
+
+@pytest.mark.parametrize(MISTAKE, named(MISTAKES) + named(EXPORTS, pytest.mark.torch))
 def test_a_mistake_is_one_line(module, arguments, words, folder, text_cache, tmp_path, capsys):
     places = {
         "folder": folder,

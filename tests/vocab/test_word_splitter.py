@@ -176,6 +176,7 @@ def test_bpe_learns_the_same_merges_from_words_as_from_text():
     assert pieces(counted_model(texts, **options)) == pieces(raw_model(texts, **options))
 
 
+@pytest.mark.processes
 def test_a_unigram_model_from_words_is_as_good_as_one_from_text():
     documents = [text for text in stdlib_docs.documents().values() if len(text) < 8000]
     held, seen = documents[::10], [text for i, text in enumerate(documents) if i % 10]

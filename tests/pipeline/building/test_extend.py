@@ -95,6 +95,7 @@ def test_an_extended_cache_equals_a_build_of_the_same_generations(
     assert CacheManifest.load(str(cache)).plan.corpus["generations"] == [1, 1, 1]
 
 
+@pytest.mark.processes
 def test_a_kill_between_any_two_steps(build, tmp_path, growing, checksums, monkeypatch):
     folder, add = growing
     start = build(tmp_path / "start", flag(folder))

@@ -87,6 +87,7 @@ def test_a_remote_shard_is_copied_once_for_many_readers(remote, monkeypatch):
     assert len(list(remote.local.iterdir())) == 1
 
 
+@pytest.mark.processes
 def test_copies_stay_in_local_dir_and_leave_the_temporary_folder(remote, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     windows = remote.windows(60)

@@ -107,7 +107,15 @@ def test_tensorflow_reads_lists_that_are_unpacked_or_in_pieces(rows):
 
 
 @pytest.mark.parametrize(
-    "encode", [as_we_write, written_by_tensorflow, wide, emptied, unpacked, in_pieces]
+    "encode",
+    [
+        as_we_write,
+        pytest.param(written_by_tensorflow, marks=pytest.mark.tensorflow),
+        wide,
+        emptied,
+        unpacked,
+        in_pieces,
+    ],
 )
 def test_records_read_together_equal_records_read_one_by_one(rows, encode):
     rows = [row.copy() for row in rows]

@@ -186,6 +186,7 @@ def test_pairs_are_text_of_the_window(pairs, split):
         assert short == 0
 
 
+@pytest.mark.processes
 def test_statistics_over_20_000_samples():
     objective = MaskedLM(split="sentences", short_share=0.1)
     tokens, sizes, keys = windows_of(objective, 20_000)

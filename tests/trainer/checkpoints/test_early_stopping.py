@@ -128,6 +128,7 @@ def test_metrics_of_tasks_and_unknown_ones():
         Watch(CheckpointConfig(), StoppingConfig("bleu")).see(1, found)
 
 
+@pytest.mark.processes
 def test_a_state_is_the_same_before_and_after_its_evaluation_lowers_the_rate(tmp_path):
     """SIGTERM ends a run before the evaluation; the resumed one then evaluates the saved state."""
     config = config_of("--plateau.metric=loss", "--model.vocab_size=64")

@@ -149,6 +149,7 @@ def test_a_stopped_run_resumes_to_the_same_result(text_cache, tmp_path, capsys):
     assert sum(line["split"] == "norms" for line in read_metrics(str(good))) == 3
 
 
+@pytest.mark.processes
 def test_a_state_that_is_not_finite_is_not_saved(text_cache, tmp_path, capsys):
     """AdamW divides 0 by 0 where a gradient is 0: the pieces of no batch so far."""
     flags = ("--optimizer.name=adamw", "--optimizer.epsilon=0")
@@ -172,6 +173,7 @@ def test_skipped_updates_are_the_same_after_a_restart(text_cache, tmp_path, caps
     assert all(np.isfinite(line["metrics"]["loss"]) for line in lines)
 
 
+@pytest.mark.processes
 def test_skipping_every_update_is_an_error(text_cache, tmp_path, capsys):
     bad = set(range(6, 30))
     with pytest.raises(UserError, match="skipped every update since the last report, up to 10"):

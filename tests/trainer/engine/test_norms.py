@@ -9,6 +9,8 @@ from tests.trainer.engine.test_sharding import batch_of, bits, program_of
 from trainer.model.layers import stack_layers
 from trainer.model.paths import named
 
+pytestmark = pytest.mark.processes
+
 FLAGS = ["--model.num_decoder_layers=2", "--model.dropout_rate=0"]
 
 

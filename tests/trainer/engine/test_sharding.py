@@ -219,6 +219,7 @@ def test_attention_of_gpus_on_a_mesh_equals_einsums_on_one_device(meshes):
     np.testing.assert_allclose(meshes["gpu"]["losses"], alone["losses"], atol=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("preset", "flags"),
     [

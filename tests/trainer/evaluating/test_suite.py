@@ -24,6 +24,8 @@ from trainer.reporting import curves, history
 from trainer.reporting.metrics import read_metrics
 from trainer.trained.trained_run import without_data
 
+pytestmark = pytest.mark.processes
+
 LM = "python_docs_autoregressive_lm"
 BERT = "python_docs_masked_lm"
 ASKED = [

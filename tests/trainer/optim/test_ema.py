@@ -102,6 +102,7 @@ def test_up_to_its_first_update_the_average_is_the_parameters_to_the_bit():
         assert np.array_equal(average_in(state), params) == (step <= START + 1)
 
 
+@pytest.mark.processes
 def test_updates_are_those_of_a_run_without_an_average():
     with_one, without = ([*updated(program_of(*flags))][-1] for flags in (EMA, ()))
     # With most of XLA's optimisations off, as here, they are rounded differently.

@@ -140,6 +140,7 @@ def test_what_cannot_be_adapted_is_refused(folder):
         configured(made(RunFlags, parse(RunFlags, words)))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("folder", ["gemma2"], indirect=True)
 @pytest.mark.parametrize("wider", [False, True])
 def test_the_encoder_may_start_as_another_decoder(folder, wider, tmp_path):

@@ -326,6 +326,7 @@ def train(cache, model_dir, *flags):
     return curve(model_dir)
 
 
+@pytest.mark.processes
 def test_a_run_starts_from_t5x_and_then_resumes_itself(text_cache, tmp_path, capsys):
     wide = {
         **PARAMETERS,

@@ -21,6 +21,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, run_model
 from trainer.starting import teacher
 
+pytestmark = pytest.mark.processes
+
 EOS, START, S, L = 1, 0, 14, 12
 ID = st.integers(2, 90)
 EXAMPLE = st.tuples(st.lists(ID, max_size=4), st.booleans(), st.lists(ID, min_size=1, max_size=4))
