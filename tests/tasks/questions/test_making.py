@@ -76,6 +76,7 @@ def test_a_word_is_asked_for_that_the_training_texts_always_have_there(made, bot
         before, after = each.before.split(), each.after.split()
         assert 6 <= len(before) + 1 + len(after) <= 24
         assert each.right not in before + after
+        assert not set("`_<>*=0123456789") & set(each.before + each.after)
         sides = (re.escape(" ".join(some)) for some in (before[-2:], after[:2]))
         between = Counter(re.findall(r"(?= {} (\S+) {} )".format(*sides), whole))
         ((answer, times),) = between.items()
