@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from tasks.questions import baselines, sets
 from tasks.questions.question import Question
 from tasks.terminal.command import Command
@@ -77,7 +79,8 @@ class Answer(NamedTuple):
 def answers(flags: Flags, opened: "Callable[[Flags], Generator]") -> list[Answer]:
     """Returns the answers to `flags.questions` by the generator that `opened` returns.
 
-    Its outputs end at <extra_id_1>, which follows the words for the gap.
+    Its outputs end at <extra_id_1>, which follows the words for the gap, or at EOS, which may follow
+    them at the end of a text.
     """
     from trainer.trained import text
 
@@ -91,10 +94,13 @@ def answers(flags: Flags, opened: "Callable[[Flags], Generator]") -> list[Answer
     generator = opened(flags)
     gap = sentinel_piece(0)
     prompts = [generator.ids(f"{each.before}{gap}{each.after}") for each in asked]
-    return [
-        Answer(each, text.spans(generator.vocabulary, made.ids).get(0, ""), made.score)
-        for each, made in zip(asked, generator(prompts), strict=True)
-    ]
+    own = generator.vocabulary
+    answered: list[Answer] = []
+    for each, made in zip(asked, generator(prompts), strict=True):
+        ids = itertools.takewhile(lambda token: token != own.special.eos, made.ids)
+        words = text.spans(own, np.fromiter(ids, np.int32)).get(0, "")
+        answered.append(Answer(each, words, made.score))
+    return answered
 
 
 def summary(found: Sequence[Answer]) -> Iterator[str]:

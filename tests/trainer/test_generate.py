@@ -236,7 +236,8 @@ def test_gaps_of_questions_are_counted_and_the_surest_is_shown(
             assert prompt.tolist() == [*expected, vocabulary.EOS_ID]
         words = (("the end", -2.0), ("list", -1.0), ("the old", -0.5), ("list", -0.1))
         return [
-            Decoded(np.array([spm.size - 1, *spm.encode([text])[0]]), score, True)
+            # What comes after EOS is no part of an answer.
+            Decoded(np.array([spm.size - 1, *spm.encode([text])[0], 1, 9]), score, True)
             for text, score in words
         ]
 
