@@ -79,8 +79,8 @@ class Answer(NamedTuple):
 def answers(flags: Flags, opened: "Callable[[Flags], Generator]") -> list[Answer]:
     """Returns the answers to `flags.questions` by the generator that `opened` returns.
 
-    Its outputs end at <extra_id_1>, which follows the words for the gap, or at EOS, which may follow
-    them at the end of a text.
+    Its outputs end at <extra_id_1>, which follows the words for the gap, or at EOS, which
+    follows them at the end of a text.
     """
     from trainer.trained import text
 
