@@ -7,9 +7,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 DEMO := demo
 
-# A docstring with a gap, which the trained T5 fills at the end.
-GAPS = 'Raises ValueError if <extra_id_0> value is not present.'
-
 # The tests and the demo run on the CPU.
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -40,11 +37,14 @@ native: ## compile the C code of pipeline/native in this checkout
 demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, in minutes
 	@$(MAKE) --no-print-directory demo-at AT=$(DEMO)
 
-# The demo with its vocabulary, cache and model under $(AT), a folder or a gs:// URL.
+# The demo with its vocabulary, cache and model under $(AT), a folder or a gs:// URL. At the end the
+# T5 fills gaps in sentences that it has not read.
 .PHONY: demo-at
 demo-at:
 	$(BIN)/python -m palimpsest run recipes/demo.toml --folder=$(AT)
-	$(BIN)/python -m trainer.fill $(GAPS) --model_dir=$(AT)/model --max_new_tokens=29
+	$(BIN)/python -m tasks.make_questions --corpus=python_docs --kinds=seen --output=$(AT)/questions
+	$(BIN)/python -m trainer.fill --questions=$(AT)/questions/seen.jsonl --model_dir=$(AT)/model \
+	    --max_new_tokens=7
 
 demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
 	$(BIN)/python -m tests.support.servers.gcs --faults=0.05 --seed=1 -- \

@@ -4,17 +4,20 @@
 
 Writes FOLDER/KIND.jsonl for each kind: cloze (spans of one to three words), long_cloze (words that
 occur 9 to 256 words before), order (two words exchanged), copying (lists of words), arithmetic,
-and text (for bits per byte).
+text (for bits per byte), and, if it is named, seen: words of the validation split between
+neighbours that the training split has three times or more, always with one word between them.
 """
 
 import dataclasses
 
+from tasks.reading.corpus import VALIDATION
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 
 _KINDS = ("cloze", "long_cloze", "order", "copying", "arithmetic", "text")
+_ALL = (*_KINDS, "seen")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class Flags:
 
     corpus: str = field(REQUIRED, "texts, as in pipeline.build", metavar="SPEC")
     output: str = field(REQUIRED, "folder to write to", metavar="FOLDER")
-    kinds: tuple[str, ...] = field(_KINDS, f"kinds of questions, of {', '.join(_KINDS)}")
+    kinds: tuple[str, ...] = field(_KINDS, f"kinds of questions, of {', '.join(_ALL)}")
     documents: int = field(
         20_000, "documents to read, from the beginning of the corpus", rule=at_least(1)
     )
@@ -44,16 +47,22 @@ def run(flags: Flags) -> None:
 
     unknown = [each for each in flags.kinds if each not in making.KINDS]
     if unknown or not flags.kinds:
-        raise UserError(f"--kinds={','.join(unknown)}: choose among {', '.join(_KINDS)}")
-    texts = [row["text"] for row in sets.rows(flags.corpus, flags.documents) if "text" in row]
+        raise UserError(f"--kinds={','.join(unknown)}: choose among {', '.join(_ALL)}")
+    rows = sets.rows_with_splits(flags.corpus, flags.documents)
+    found = [(split, row["text"]) for split, row in rows if "text" in row]
+    texts = [text for _, text in found]
+    held_out = [number for number, (split, _) in enumerate(found) if split == VALIDATION]
     for kind in flags.kinds:
-        made = making.make(kind, texts, flags.count, flags.wrong, flags.seed)
+        made = making.make(kind, texts, flags.count, flags.wrong, flags.seed, held_out)
         path = files.join(flags.output, f"{kind}.jsonl")
         if not made:
+            needs = "words with spaces between them"
+            if kind == "seen":
+                needs = "a validation split with words that the training split gives"
             raise UserError(
                 f"--corpus={flags.corpus} has too little text for {kind} with "
-                f"--wrong={flags.wrong}, which needs words with spaces between them: leave it out "
-                "of --kinds, or lower --wrong"
+                f"--wrong={flags.wrong}, which needs {needs}: leave it out of --kinds, or lower "
+                "--wrong"
             )
         files.make_folder(flags.output)
         question.write(path, made)

@@ -1,4 +1,4 @@
-"""The built-in corpus: documentation and docstrings of the running Python's standard library."""
+"""The built-in corpus: documentation of Python's standard library, which comes with the package."""
 
 from tasks.task import denoising_tasks, pretraining_tasks
 

@@ -1,10 +1,12 @@
 """Makes questions from texts, the same ones for the same texts and seed."""
 
+import itertools
 import math
 import random
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -22,6 +24,11 @@ _BANDS = ("rare", "medium", "frequent")
 # Distances in words between a gap and the earlier place of its word.
 _DISTANCES = ((8, 16), (16, 32), (32, 64), (64, 128), (128, 256))
 _COPIED = (4, 8, 16, 32)
+# Words of a sentence with a gap that training texts can answer, words on either side of the gap,
+# and how often training texts have them, with the same word between them each time.
+_SENTENCE = (6, 24)
+_SIDE = 2
+_SEEN = (3, 5, 10)
 _DIGITS = (1, 2, 3)
 
 
@@ -34,9 +41,13 @@ class _Place(NamedTuple):
 
 
 class _Texts:
-    """Texts as words, with the frequencies of their words."""
+    """Texts as words, with the frequencies of their words.
 
-    def __init__(self, texts: Sequence[str]):
+    `held_out` are the texts whose numbers are given: a model does not train on them.
+    """
+
+    def __init__(self, texts: Sequence[str], held_out: Collection[int] = ()):
+        self.held_out = {number: texts[number] for number in held_out}
         self.words = [text.split() for text in texts]
         self.counts = Counter(word for words in self.words for word in words)
 
@@ -196,6 +207,61 @@ def arithmetic(texts: _Texts, count: int, wrong: int, draw: random.Random) -> It
             yield _asked(draw, f"{a} {sign} {b} = ", str(answer), others, ".", group)
 
 
+def seen(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
+    """Yields sentences of held-out texts without a word that the other texts give.
+
+    They have its two neighbours on either side three times or more, and always the same word
+    between them, whatever the sentence's own word is. Wrong words are about as frequent.
+    """
+    found: dict[tuple[str, ...], Counter[str]] = {}
+    for number, words in enumerate(texts.words):
+        if number in texts.held_out:
+            continue
+        for place in range(_SIDE, len(words) - _SIDE):
+            found.setdefault(_sides(words, place), Counter())[words[place]] += 1
+    plain = sorted(filter(texts.plain, texts.counts), key=lambda word: (texts.counts[word], word))
+    rank = {word: number for number, word in enumerate(plain)}
+    asked: list[Question] = []
+    for words in itertools.chain.from_iterable(map(_sentences, texts.held_out.values())):
+        for place in range(_SIDE, len(words) - _SIDE):
+            right, between = words[place], found.get(_sides(words, place), Counter())
+            times = between.total()
+            if len(between) != 1 or times < _SEEN[0] or words.count(right) > 1:
+                continue
+            if not texts.plain(right) or len(right) < 2:
+                continue
+            if others := _similar(plain, rank[right], wrong, draw, frozenset({right, *between})):
+                before, after = " ".join(words[:place]), " ".join(words[place + 1 :])
+                least = max(each for each in _SEEN if each <= times)
+                group = f"seen {least} times or more"
+                asked.append(_asked(draw, f"{before} ", right, others, f" {after}", group))
+    yield from draw.sample(asked, min(count, len(asked)))
+
+
+def _sides(words: Sequence[str], place: int) -> tuple[str, ...]:
+    return (*words[place - _SIDE : place], *words[place + 1 : place + 1 + _SIDE])
+
+
+def _sentences(text: str) -> Iterator[list[str]]:
+    """Yields the words of the whole sentences in a text's paragraphs: prose, 6 to 24 words."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        sentence: list[str] = []
+        words = paragraph.split()
+        for word, after in itertools.zip_longest(words, words[1:]):
+            sentence.append(word)
+            if word[-1] in ".!?" and not (after and after[0].islower()):
+                fits = _SENTENCE[0] <= len(sentence) <= _SENTENCE[1]
+                if fits and all(map(_is_prose, sentence)):
+                    yield sentence
+                sentence = []
+
+
+def _is_prose(word: str) -> bool:
+    """Returns whether a word has letters, marks and the punctuation of prose."""
+    kinds = ("L", "M", "Pd", "Ps", "Pe", "Pi", "Pf")
+    return all(unicodedata.category(c).startswith(kinds) or c in ".,;:!?'\"" for c in word)
+
+
 def text(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
     """Yields beginnings of texts, for bits per byte."""
     longest = [words for words in texts.words if len(words) >= _TEXT // 4]
@@ -211,17 +277,26 @@ KINDS: Mapping[str, _Kind] = MappingProxyType(
         "order": order,
         "copying": copying,
         "arithmetic": arithmetic,
+        "seen": seen,
         "text": text,
     }
 )
 
 
-def make(kind: str, texts: Sequence[str], count: int, wrong: int, seed: int) -> list[Question]:
+def make(
+    kind: str,
+    texts: Sequence[str],
+    count: int,
+    wrong: int,
+    seed: int,
+    held_out: Collection[int] = (),
+) -> list[Question]:
     """Returns about `count` questions of one of KINDS, with `wrong` wrong choices each.
 
-    Fewer if the texts do not have as many; none occurs twice.
+    Fewer if the texts do not have as many; none occurs twice. `held_out` has the numbers of the
+    texts that a model does not train on; the kind `seen` asks about them.
     """
-    made = KINDS[kind](_Texts(texts), count, wrong, random.Random(f"{kind} {seed}"))
+    made = KINDS[kind](_Texts(texts, held_out), count, wrong, random.Random(f"{kind} {seed}"))
     return different(each for each in made if question.GAP not in each.before + each.after)
 
 

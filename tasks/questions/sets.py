@@ -26,7 +26,7 @@ def names() -> list[str]:
     return sorted(each.name for each in _OWN.iterdir() if each.is_dir())
 
 
-def load(suites: str, limit: int | None = None) -> dict[str, list[Question]]:
+def load(suites: str, limit: int | None = None, flag: str = "--suite") -> dict[str, list[Question]]:
     """Returns the sets of questions by name, at most `limit` of each, evenly spread.
 
     Suites are separated by commas, or by ; if they contain commas. One is of `names()`, a folder,
@@ -36,14 +36,14 @@ def load(suites: str, limit: int | None = None) -> dict[str, list[Question]]:
     """
     found: dict[str, list[Question]] = {}
     for suite in filter(None, listed(suites)):
-        for name, questions in _sets(suite, limit):
+        for name, questions in _sets(suite, limit, flag):
             if name in found:
                 raise UserError(
-                    f"--suite: two sets are called {name}: rename a file, or write NAME=SPEC"
+                    f"{flag}: two sets are called {name}: rename a file, or write NAME=SPEC"
                 )
             found[name] = _spread(questions, limit)
     if not found:
-        raise UserError(f"--suite={suites}: give {_FORMS.format(names=', '.join(names()))}")
+        raise UserError(f"{flag}={suites}: give {_FORMS.format(names=', '.join(names()))}")
     return found
 
 
@@ -55,34 +55,34 @@ def _spread(questions: list[Question], limit: int | None) -> list[Question]:
     return [questions[number * count // limit] for number in range(limit)]
 
 
-def _sets(suite: str, limit: int | None) -> list[tuple[str, list[Question]]]:
-    flag = f"--suite={suite}"
+def _sets(suite: str, limit: int | None, flag: str) -> list[tuple[str, list[Question]]]:
+    given = f"{flag}={suite}"
     named = _NAMED.match(suite)
     name, spec = (named[1], named[2]) if named and not os.path.exists(suite) else ("", suite)
     place = spec.partition("?")[0]
     if place == "python_docs" or _CORPUS.match(place):
         path = place.partition(":")[2] or place
-        return [(name or re.sub(r"\W+", "_", path).strip("_"), of_corpus(spec, limit))]
+        return [(name or re.sub(r"\W+", "_", path).strip("_"), of_corpus(spec, limit, flag))]
     if spec.endswith(_LINES):
-        return [(name or pathlib.PurePath(spec).stem, question.read(spec, flag))]
+        return [(name or pathlib.PurePath(spec).stem, question.read(spec, given))]
     folder = str(_OWN / spec) if spec in names() else spec.rstrip("/")
     inside = sorted(files.list_names(folder))
     if not inside:
-        raise UserError(f"{flag}: no such suite; give {_FORMS.format(names=', '.join(names()))}")
+        raise UserError(f"{given}: no such suite; give {_FORMS.format(names=', '.join(names()))}")
     paths = [each for each in inside if each.endswith(_LINES)]
     if not paths:
-        raise UserError(f"{flag}: the folder has no {_LINES} file")
+        raise UserError(f"{given}: the folder has no {_LINES} file")
     prefix = name or pathlib.PurePath(folder).name
     return [
         (
             f"{prefix}.{path.removesuffix(_LINES)}",
-            question.read(f"{folder}/{path}", f"--suite={folder}/{path}"),
+            question.read(f"{folder}/{path}", f"{flag}={folder}/{path}"),
         )
         for path in paths
     ]
 
 
-def of_corpus(spec: str, limit: int | None = None) -> list[Question]:
+def of_corpus(spec: str, limit: int | None = None, flag: str = "--suite") -> list[Question]:
     """Returns the pairs or texts of a corpus, in its order, as questions.
 
     Pairs of equal sentences are left out, with a note on standard error.
@@ -98,7 +98,7 @@ def of_corpus(spec: str, limit: int | None = None) -> list[Question]:
             equal += 1
     if not found:
         why = f"only {equal:,} pairs of equal sentences" if equal else "no text"
-        raise UserError(f"--suite={spec} has {why}")
+        raise UserError(f"{flag}={spec} has {why}")
     if equal:
         print(f"note: {equal:,} pairs of {spec} are left out: equal sentences", file=sys.stderr)
     return found
@@ -106,9 +106,14 @@ def of_corpus(spec: str, limit: int | None = None) -> list[Question]:
 
 def rows(spec: str, limit: int | None = None) -> list[dict[str, Any]]:
     """Returns the usable documents of a corpus, of all splits, with the columns of its batches."""
+    return [row for _, row in rows_with_splits(spec, limit)]
+
+
+def rows_with_splits(spec: str, limit: int | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """Returns (split, columns) of each usable document of a corpus."""
     from tasks.reading import sources
 
-    filled = (row for _, row in sources.documents(spec) if _filled(row))
+    filled = (each for each in sources.documents(spec) if _filled(each[1]))
     return list(itertools.islice(filled, limit))
 
 

@@ -159,15 +159,22 @@ def test_a_users_module_that_cannot_be_used(tmp_path, monkeypatch, module, text,
         registry.tasks(module) if module else registry.load(module)
 
 
-def test_a_wheel_has_the_pages_and_the_line_that_starts_this(tmp_path):
+def test_a_wheel_has_pages_corpus_licences_and_the_line_that_starts_this(tmp_path):
     pytest.importorskip("hatchling")
     build = "import sys; from hatchling import build; build.build_wheel(sys.argv[1])"
     completed([sys.executable, "-c", build, tmp_path], check=True)
     (wheel,) = tmp_path.glob("palimpsest_lm-*.whl")
-    pages = [f"tasks/pages/{path.name}" for path in ROOT.glob("tasks/pages/*.*")]
+    data = [*ROOT.glob("tasks/pages/*.*"), *ROOT.glob("tasks/reading/files/*")]
+    inside = [str(path.relative_to(ROOT)) for path in data]
+    assert "tasks/reading/files/python_docs.jsonl.gz" in inside
     with zipfile.ZipFile(wheel) as archive:
-        for path in ("palimpsest_home.py", "palimpsest_home.pth", *pages):
+        for path in ("palimpsest_home.py", "palimpsest_home.pth", *inside):
             assert archive.read(path) == (ROOT / path).read_bytes()
+        licences = [name for name in archive.namelist() if ".dist-info/licenses/" in name]
+        assert sorted(name.rpartition("/")[2] for name in licences) == [
+            "LICENSE",
+            "python_docs.LICENSE.txt",
+        ]
 
 
 def test_a_users_module_may_change_the_directory(tmp_path, monkeypatch):

@@ -142,7 +142,7 @@ def test_show_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out.splitlines()
     commands = ["vocab train", "build", "pretrain", "evaluate", "report"]
     assert all(map(str.startswith, shown, (f"palimpsest {each} " for each in commands)))
-    assert "--row_tokens=141" in shown[1]  # the window of 128 inputs
+    assert "--row_tokens=26" in shown[1]  # the task's window for 24 inputs
     assert not list(tmp_path.iterdir())
 
 

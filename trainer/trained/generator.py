@@ -19,7 +19,8 @@ class Generator:
 
     The `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None
     the cache's; `cache_dir` is the folder of the tasks' caches, if moved; `average` chooses an
-    average, "ema" or "last:K". `modes` are pieces that start inputs in training, such as UL2's.
+    average, "ema" or "last:K". Outputs end at the piece `end`, by default at EOS. `modes` are
+    pieces that start inputs in training, such as UL2's.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Generator:
         cache_dir: str | None = None,
         vocabulary: str | None = None,
         average: str | None = None,
+        end: str | None = None,
     ):
         run = trained_run.open_run(model_dir, cache_dir)
         self._form = prompt_form(run)
@@ -37,6 +39,8 @@ class Generator:
         self.modes = {piece for each in tasks for piece in each.task.objective.pieces}
         decoding = replace(decoding, prefix=decoding.prefix or self._form.prefix)
         self.vocabulary = trained_run.vocabulary_of(run, vocabulary)
+        if end and (token := self.vocabulary.ids.find(end)) is not None:
+            decoding = replace(decoding, eos_id=token)
         model, mesh, special = run.config.model, run.config.mesh, self.vocabulary.special
         self.decoder = Decoder(model, decoding, make_mesh(mesh), mesh.rules, special)
         self.step, self._params = trained_run.restore(run, step, self.vocabulary, average)

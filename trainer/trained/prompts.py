@@ -23,12 +23,12 @@ _BATCHES = 8
 _SETTINGS = "settings.json"
 
 
-def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
-    """Returns the generator that the flags name; notes on stderr if it has no cache."""
+def generator_of(flags: TrainedFlags, decoding: Decoding, end: str | None = None) -> Generator:
+    """Returns the generator that the flags name, see there; notes on stderr if it has no cache."""
     if flags.task_module:
         registry.load(flags.task_module)
     place = flags.step, flags.cache_dir, flags.vocabulary, flags.average
-    made = Generator(flags.model_dir, decoding, *place)
+    made = Generator(flags.model_dir, decoding, *place, end=end)
     if made.decoder.without_cache and processes.is_first():
         print(
             f"note: no cache: {made.decoder.without_cache} cannot keep keys and values, so the "

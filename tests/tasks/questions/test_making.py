@@ -17,11 +17,21 @@ def texts():
 
 
 @pytest.fixture(scope="module")
-def made(texts):
-    return {kind: making.make(kind, texts, 60, 3, seed=1) for kind in making.KINDS}
+def both():
+    """Texts of both splits, and the numbers of those held out."""
+    rows = sets.rows_with_splits("python_docs")
+    held_out = {number for number, (split, _) in enumerate(rows) if split == "validation"}
+    return [row["text"] for _, row in rows], held_out
 
 
-@pytest.mark.parametrize("kind", ["cloze", "long_cloze", "order"])
+@pytest.fixture(scope="module")
+def made(texts, both):
+    alone = [kind for kind in making.KINDS if kind != "seen"]
+    found = {kind: making.make(kind, texts, 60, 3, seed=1) for kind in alone}
+    return found | {"seen": making.make("seen", both[0], 60, 3, 1, both[1])}
+
+
+@pytest.mark.parametrize("kind", ["cloze", "long_cloze", "order", "seen"])
 def test_the_right_choice_gives_the_text_back(made, texts, kind):
     whole = "\n".join(" ".join(text.split()) for text in texts)
     assert len(made[kind]) >= 40
@@ -57,6 +67,35 @@ def test_a_copied_list_lacks_its_word(made):
         assert set(each.choices) <= set(first.split())
 
 
+def test_a_word_is_asked_for_that_the_training_texts_always_have_there(made, both):
+    texts, held_out = both
+    train = [text.split() for number, text in enumerate(texts) if number not in held_out]
+    whole = f" {' '.join(word for words in train for word in words)} "
+    right = 0
+    for each in made["seen"]:
+        before, after = each.before.split(), each.after.split()
+        assert 6 <= len(before) + 1 + len(after) <= 24
+        assert each.right not in before + after
+        assert not set("`_<>*=0123456789") & set(each.before + each.after)
+        sides = (re.escape(" ".join(some)) for some in (before[-2:], after[:2]))
+        between = Counter(re.findall(r"(?= {} (\S+) {} )".format(*sides), whole))
+        ((answer, times),) = between.items()
+        assert times >= max(3, int(each.group.split()[1]))
+        right += answer == each.right
+        assert answer == each.right or answer not in each.choices
+    assert 0.9 < right / len(made["seen"]) < 1  # the held-out text decides
+    train_only = making.make("seen", [" ".join(words) for words in train], 60, 3, seed=1)
+    assert train_only == []
+
+
+def test_a_sentence_is_a_whole_one():
+    held_out = "Aa two three bb cc\n\nZz aa two three bb cc e.g. five six. Aa two three."
+    texts = ["aa two three bb cc"] * 3
+    (asked,) = making.make("seen", [*texts, held_out], 9, 1, 0, {3})
+    assert asked.before + asked.right + asked.after == "Zz aa two three bb cc e.g. five six."
+    assert asked.right == "three"
+
+
 def test_sums_are_right(made):
     for each in made["arithmetic"]:
         a, sign, b, _ = each.before.split()
@@ -70,9 +109,10 @@ def test_sums_are_right(made):
 
 
 @pytest.mark.parametrize("wrong", [1, 6])
-def test_any_number_of_wrong_choices(texts, wrong):
+def test_any_number_of_wrong_choices(texts, both, wrong):
     for kind in making.KINDS:
-        found = making.make(kind, texts[:60], 24, wrong, seed=2)
+        few = both if kind == "seen" else (texts[:60], ())
+        found = making.make(kind, few[0], 24, wrong, 2, few[1])
         most = max(len(each.choices) for each in found)
         assert most == {"order": 2, "text": 1}.get(kind, wrong + 1)
 
@@ -112,6 +152,8 @@ def test_texts_without_enough_words_are_refused(tmp_path):
         make_questions.main([*flags, "--kinds=close"])
     with pytest.raises(UserError, match="--kinds=: choose among"):
         make_questions.main([*flags, "--kinds="])
+    with pytest.raises(UserError, match=r"too little text for seen .* needs a validation split"):
+        make_questions.main([*flags, "--kinds=seen"])
 
 
 def test_a_gap_in_the_text_itself_is_not_asked_about():
