@@ -11,7 +11,7 @@ DEMO := demo
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-slow test-rehearsals test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,11 +25,20 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.demo
-	@echo "installing the packages of the tests into $(VENV) (TensorFlow for stock seqio: 2 GB more)"
+	@echo "installing the packages of the tests into $(VENV) (300 MB more)"
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-install: $(VENV)/.dev ## create .venv with the packages of the demo, the tests and the checks
+$(VENV)/.peers: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/.dev
+	@echo "installing TensorFlow, torch and other peers into $(VENV) (4 GB, 7 GB with CUDA's torch)"
+	@$(PIP) --editable '.[peers]'
+	@touch $@
+
+$(VENV)/.lint: pyproject.toml constraints.txt | $(VENV)/.dev
+	@$(PIP) --editable '.[lint]'
+	@touch $@
+
+install: $(VENV)/.peers $(VENV)/.lint ## create .venv with all packages of the tests and checks
 
 native: ## compile the C code of pipeline/native in this checkout
 	@$(BIN)/python -c 'from pipeline.native import build; print(*build.compile_all(), sep="\n")'
@@ -46,7 +55,7 @@ demo-at:
 	$(BIN)/python -m trainer.fill --questions=$(AT)/questions/seen.jsonl --model_dir=$(AT)/model \
 	    --max_new_tokens=7
 
-demo-gcs: $(VENV)/.dev demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
+demo-gcs: $(VENV)/.peers demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
 	$(BIN)/python -m tests.support.servers.gcs --faults=0.05 --seed=1 -- \
 	    $(MAKE) --no-print-directory demo-at same-demo AT=gs://bucket/demo
 
@@ -62,21 +71,29 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 docs: $(VENV)/.docs ## build the documentation site into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-ci: check docs test test-processes ## run what CI runs: checks, then tests
+ci: check docs test test-processes test-peers ## run what CI runs: checks, then tests
 
 # Each file's tests run in one process, the longest files first.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
 
-test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes and runs
+test: $(VENV)/.dev ## run the tests that need no other program and no whole run, in minutes
 	$(PYTEST) -m 'not slow and not processes'
 
-test-processes: $(VENV)/.dev ## run the tests of whole processes and runs, faults, several hosts, stock seqio
+test-processes: $(VENV)/.dev ## run the tests of whole processes and runs, faults, several hosts
 	$(PYTEST) -m 'processes and not slow'
 
-test-slow: $(VENV)/.dev ## run the slow tests
-	$(BIN)/python -m pytest -m slow --durations=15
+# One run of pytest for each peer, so that TensorFlow and torch never meet in one process.
+PEERS := tensorflow torch google wandb notebook
+test-peers: $(PEERS:%=test-peer-%) ## run the tests that need TensorFlow, torch, gcsfs or others
+.PHONY: $(PEERS:%=test-peer-%)
+$(PEERS:%=test-peer-%): test-peer-%: $(VENV)/.peers
+	$(PYTEST) --peer=$* -m 'not slow'
 
-test-rehearsals: $(VENV)/.dev ## rehearse every recipe of the tree, with data sets from a local Hub
+test-slow: $(VENV)/.peers ## run the slow tests
+	$(BIN)/python -m pytest -m slow --durations=15
+	for peer in $(PEERS); do $(BIN)/python -m pytest -m slow --peer=$$peer || exit; done
+
+test-rehearsals: $(VENV)/.peers ## rehearse every recipe of the tree, with data sets from a local Hub
 	$(BIN)/python -m pytest tests/palimpsest/test_rehearsals.py -m slow --durations=0
 
 $(VENV)/.browser: pyproject.toml constraints.txt | $(VENV)/.dev
@@ -111,7 +128,7 @@ $(VENV)/.engines: pyproject.toml constraints.txt | $(VENV)/.dev
 	@touch $@
 
 test-engines: $(VENV)/.engines ## build on clusters of Spark and Ray on this machine, and kill workers
-	$(BIN)/python -m pytest tests/pipeline/runners/test_clusters.py --durations=5
+	$(BIN)/python -m pytest tests/pipeline/runners/test_clusters.py --peer=engines --durations=5
 
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
 	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=fuzz
@@ -126,7 +143,7 @@ fuzz-builds: $(VENV)/.dev ## compare 300 random builds, killed, extended and tak
 fuzz-runs: $(VENV)/.dev ## compare 60 random runs, killed and resumed, with an oracle
 	$(call FUZZ,runs,60)
 
-fuzz-tokenizers: $(VENV)/.dev ## compare 200 random tokenizers with their libraries, on 100,000 texts each
+fuzz-tokenizers: $(VENV)/.peers ## compare 200 random tokenizers with their libraries, on 100,000 texts each
 	$(call FUZZ,tokenizers,200)
 
 chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 162 other faults, and compare the caches
@@ -151,7 +168,7 @@ chaos-recipe: $(VENV)/.demo ## break the demo's recipe 20 times, in each stage, 
 	@rm -rf $(DEMO)/chaos_recipe
 	$(BIN)/python -m tests.faults recipes --output=$(DEMO)/chaos_recipe --kills=20 --seed=7
 
-benchmark: $(VENV)/.dev ## compare builds with SentencePiece and batches with T5, about 12 minutes
+benchmark: $(VENV)/.peers ## compare builds with SentencePiece and batches with T5, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet
 	$(BIN)/python -m benchmarks.tokenize --text=$(DEMO)/text.parquet --train=unigram:8000 \
 	    --train=unigram:32000 --train=unigram:250000 --train=bpe:32000
@@ -172,13 +189,13 @@ measure: $(VENV)/.$(DEVICE) ## on a GPU or TPU: measure kernels, bits and steps,
 	JAX_PLATFORMS= $(BIN)/python -m benchmarks.measure --output=$(DEMO)/measured \
 	    --page=docs/benchmarks.md $(MEASURE_FLAGS)
 
-check: $(VENV)/.dev ## check lint, format, types and container files
+check: $(VENV)/.peers $(VENV)/.lint ## check lint, format, types and container files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/Dockerfile.*
 
-format: $(VENV)/.dev ## format the code
+format: $(VENV)/.lint ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
