@@ -11,7 +11,7 @@ DEMO := demo
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-wheel test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -129,6 +129,9 @@ $(VENV)/.engines: pyproject.toml constraints.txt | $(VENV)/.dev
 
 test-engines: $(VENV)/.engines ## build on clusters of Spark and Ray on this machine, and kill workers
 	$(BIN)/python -m pytest tests/pipeline/runners/test_clusters.py --peer=engines --durations=5
+
+test-wheel: ## build the wheel, and go from texts to an export with nothing else (PIP_FLAGS: of pip install)
+	scripts/wheel_errand.sh --python=$(PYTHON) --constraints=constraints.txt $(PIP_FLAGS)
 
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
 	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=fuzz

@@ -1,9 +1,9 @@
-"""Makes the commands find this project's packages, whatever lies in the current folder.
+"""Makes this project's packages find each other, whatever lies in the current folder.
 
-Its packages have everyday names. A T5X project keeps a `tasks.py` beside its gin files, and Python
-looks into the current folder and PYTHONPATH first, so that file would be imported, and run, in
-place of our package. `palimpsest_home.pth` calls `start` when Python starts where this project is
-installed; other programs see nothing of it, and their `import tasks` finds their own.
+They have everyday names. A T5X project keeps a `tasks.py` beside its gin files, and Python looks
+into the current folder and PYTHONPATH first, so our packages would import, and run, that file in
+place of ours. Each of them calls `settle` in its first line; programs that import none of them see
+nothing of it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 PACKAGES = ("palimpsest", "pipeline", "tasks", "trainer", "vocab")
-# Tells child processes, such as Beam's workers, that their parent is one of our commands.
-_MARK = "_PALIMPSEST_HOME"
 # The file of a user's module, which processes import under `own_name`.
 _OWN_FILE = "_PALIMPSEST_OWN_FILE"
 # The beginning of that name.
 _OWN = "own_"
-# Python's options that take a value, as the next word if none is attached.
-_WITH_VALUE = "WX"
 
 
 class _Finder:
@@ -51,20 +47,38 @@ class _Finder:
         return None
 
 
-def root() -> str:
-    """Returns the folder of our packages: the current one if it has them, else this file's."""
-    checkout = all(os.path.isfile(f"{package}/__init__.py") for package in PACKAGES[1:])
-    return os.getcwd() if checkout else os.path.dirname(os.path.abspath(__file__))
+def settle(folder: str) -> None:
+    """Makes this process import our packages from beside `folder`, one of them.
 
-
-def settle(folder: str = "") -> None:
-    """Makes this process and its children import our packages from a folder, or from `root()`."""
+    Raises ImportError if the program has already imported another module of such a name.
+    """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    os.environ[_MARK] = folder = folder or root()
-    sys.meta_path.insert(0, _Finder(folder))
+    root = os.path.dirname(os.path.abspath(folder))
+    for name in PACKAGES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and not os.path.abspath(file).startswith(os.path.join(root, name, "")):
+            raise ImportError(
+                f"{file} was imported as {name}, which is the name of a package of Palimpsest: "
+                f"import {os.path.basename(folder)} before it, or rename it"
+            )
+    sys.meta_path.insert(0, _Finder(root))
     if file := os.environ.get(_OWN_FILE):
         _find_neighbours(file)
+    if sys.argv[:1] == ["-m"] and _is_named(os.path.basename(folder)):
+        end_quietly()
+
+
+def new(module: str, name: str) -> Any:
+    """Returns a new object of a class of ours, without its state.
+
+    For `__reduce__`: an object that a new process unpickles before it has imported any of ours.
+    """
+    settle(os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks"))
+    from importlib import import_module
+
+    kind = getattr(import_module(module), name)
+    return kind.__new__(kind)
 
 
 def own_name(file: str) -> str:
@@ -79,7 +93,6 @@ def own_name(file: str) -> str:
 
 def importable(file: str) -> str:
     """Returns the name under which this process and its children can import a user's file."""
-    settle()
     os.environ[_OWN_FILE] = file = os.path.abspath(file)
     _find_neighbours(file)
     return own_name(file)
@@ -93,48 +106,12 @@ def _find_neighbours(file: str) -> None:
         sys.path.append(folder)
 
 
-def module_of(words: Sequence[str]) -> str:
-    """Returns the module that a command line of Python runs by -m, or ""."""
-    rest = iter(words[1:])
-    for word in rest:
-        if word.startswith("--"):
-            if word == "--check-hash-based-pycs":
-                next(rest, "")
-            continue
-        if word == "-" or not word.startswith("-"):  # a script
-            return ""
-        for at, letter in enumerate(word[1:], 2):
-            if letter == "m":
-                return word[at:] or next(rest, "")
-            if letter == "c":
-                return ""
-            if letter in _WITH_VALUE:
-                if not word[at:]:
-                    next(rest, "")
-                break
-    return ""
+def _is_named(package: str) -> bool:
+    """Returns whether the command line of Python names a module of the package, as after -m."""
+    return any(word.partition(".")[0] == package for word in sys.orig_argv)
 
 
-def start() -> None:
-    """Settles if this process runs one of our modules, or is a worker of one that does."""
-    words = sys.orig_argv
-    module = module_of(words)
-    package, dot, _ = module.partition(".")
-    if package in PACKAGES:
-        path = os.path.join(root(), *module.split("."))
-        if os.path.isfile(f"{path}.py" if dot else f"{path}/__main__.py"):
-            settle()
-            _end_quietly()
-    elif (folder := os.environ.get(_MARK)) and any(map(_is_of_a_worker, words)):
-        settle(folder)
-
-
-def _is_of_a_worker(word: str) -> bool:
-    """Returns whether a command line with this word is our worker's, not a user's program."""
-    return word.startswith(("from multiprocessing.", "from tasks.terminal import child"))
-
-
-def _end_quietly() -> None:
+def end_quietly() -> None:
     """Lets Ctrl-C end this process without a traceback until the command handles it."""
     import signal
 
@@ -144,8 +121,8 @@ def _end_quietly() -> None:
 
 def main() -> NoReturn:
     """Runs `palimpsest COMMAND …`."""
-    _end_quietly()
-    settle()
+    end_quietly()
+    settle(os.path.join(os.path.dirname(os.path.abspath(__file__)), "palimpsest"))
     from palimpsest.__main__ import main
 
     main()

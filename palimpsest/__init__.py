@@ -5,6 +5,10 @@ Its names are loaded when they are used, and JAX or Beam when a command needs th
 
 from typing import TYPE_CHECKING, Any
 
+import palimpsest_home
+
+palimpsest_home.settle(__path__[0])
+
 if TYPE_CHECKING:
     from palimpsest.api import (
         Cache,
@@ -36,12 +40,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import os
-
-    import palimpsest_home
-
-    # `tasks` and `trainer` are ours from here on, whatever lies in the current folder.
-    palimpsest_home.settle(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from palimpsest import api
 
     return getattr(api, name)

@@ -6,10 +6,11 @@ from typing import NoReturn
 
 from palimpsest import completion
 from palimpsest.commands import COMMANDS, GROUPS, command, installed, summary
-from tasks.terminal import command_line
+from tasks.terminal import command_line, extras
 from tasks.terminal.command_line import UserError, nearest
 
 _PROGRAM = "palimpsest"
+_VERSION = "--version"
 
 
 def named(words: Sequence[str], known: Collection[str] = COMMANDS) -> tuple[str, list[str]]:
@@ -24,7 +25,7 @@ def named(words: Sequence[str], known: Collection[str] = COMMANDS) -> tuple[str,
 
 def page(start: str = "") -> str:
     """Returns the commands whose names begin with `start`, in groups, one per line."""
-    lines = [f"usage: {_PROGRAM} COMMAND [--FLAG=VALUE …]"]
+    lines = [f"usage: {_PROGRAM} COMMAND [--FLAG=VALUE …], or {_PROGRAM} {_VERSION}"]
     for group, commands in {**GROUPS, "installed": installed()}.items():
         found = {name: module for name, module in commands.items() if name.startswith(start)}
         if found:
@@ -39,6 +40,8 @@ def _run(words: list[str]) -> None:
     first = words[0] if words else "--help"
     if first in ("--help", "-h"):
         print(page())
+    elif first == _VERSION:
+        print(f"{extras.DISTRIBUTION} {extras.version()}")
     elif first == "completion":
         print(completion.script(words[1] if len(words) > 1 else ""))
     elif first == completion.COMPLETE and len(words) == 3:

@@ -9,6 +9,7 @@ from tasks.terminal.command import Command
 GROUPS: dict[str, dict[str, str]] = {
     "all stages": {
         "run": "palimpsest.run",
+        "recipes": "palimpsest.list_recipes",
     },
     "vocabularies": {
         "vocab train": "vocab.train",

@@ -1,7 +1,7 @@
 """Runs a recipe: all stages from a corpus to a model, in one file.
 
-    palimpsest run recipes/demo.toml
-    palimpsest run RECIPE.toml --show
+    palimpsest run RECIPE.toml
+    palimpsest run demo --show    # one of those that `palimpsest recipes` lists
 
 A table of the file is a stage, and its keys are the flags of the stage's command. Folders, tasks
 and lengths that one stage decides flow to the next. Run the same command to resume: finished stages
@@ -27,7 +27,12 @@ _OF_PARTS = ("only", "start", "until", "redo", "locked", "show")
 class Flags:
     """Flags of the command."""
 
-    recipe: str = field("", "the recipe, a TOML file", positional=True, metavar="RECIPE.toml")
+    recipe: str = field(
+        "",
+        "the recipe, a TOML file, or the name of one that `palimpsest recipes` lists",
+        positional=True,
+        metavar="RECIPE.toml",
+    )
     folder: str | None = field(
         None,
         "folder to write to, local or remote; None: the recipe's folder, else its name",
@@ -64,7 +69,7 @@ class Flags:
 def run(flags: Flags) -> int:
     """Runs the stages that are left; returns the exit code of the first that fails."""
     if not flags.recipe:
-        raise UserError("name a recipe, such as recipes/demo.toml")
+        raise UserError("name a recipe: a file, or one that palimpsest recipes lists, such as demo")
 
     from palimpsest.recipes import lock, planning, recipe, running
     from palimpsest.rehearsals import rehearsal

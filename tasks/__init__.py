@@ -3,6 +3,10 @@
 Imports no Beam, TensorFlow or JAX at module level; only `seqio_tasks` imports seqio.
 """
 
+import palimpsest_home
+
+palimpsest_home.settle(__path__[0])
+
 __all__ = [
     "adapters",
     "metrics",

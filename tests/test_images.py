@@ -51,7 +51,7 @@ def test_an_image_has_every_package(image):
     assert all((ROOT / name).exists() and f"!{name}" in ignored for name in sources)
     packages = [path.parent.name for path in ROOT.glob("*/__init__.py")]
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    wanted = {*wheel["only-include"], *wheel["force-include"]}
+    wanted = {*wheel["only-include"]}
     assert {"tasks", "trainer"} <= wanted <= set(sources)
     assert {
         name for name in packages if name not in ("benchmarks", "experiments", "tests")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palimpsest.commands import COMMANDS, command
-from palimpsest.recipes import flows
+from palimpsest.recipes import flows, shipped
 from palimpsest.recipes.flows import KINDS
 from tasks.storage import files
 from tasks.terminal import toml_flags
@@ -102,26 +102,34 @@ class Recipe:
 def read(path: str, folder: str | None = None) -> Recipe:
     """Reads a recipe; raises UserError if a table or key is unknown or a value is wrong.
 
-    `folder` replaces the recipe's own.
+    `path` may be the name of a recipe of `shipped`; `folder` replaces the recipe's own.
     """
-    file = pathlib.Path(path)
-    if file.exists() and (
-        not (file.is_file() or file.is_dir()) or file.absolute().parent == _DEVICES
-    ):
-        raise UserError(f"{path} is not a regular file: write the recipe to a file")
-    if file.suffix == LOCK:
-        raise UserError(
-            f"{path}: {LOCK} is the suffix of its lock file: rename it to {file.stem}.toml"
-        )
-    text = toml_flags.text_of(file)
+    if own := shipped.find(path):
+        # Its path has no folder, so that its lock file is written to the current one.
+        file, text = pathlib.Path(path), toml_flags.text_of(own)
+    else:
+        file = pathlib.Path(path)
+        text = _text(file)
     head, tables = tables_of(file, text)
     place = folder or head.get("folder") or file.stem
-    if not files.is_remote(place) and os.path.exists(place) and file.samefile(place):
+    if not own and not files.is_remote(place) and os.path.exists(place) and file.samefile(place):
         raise UserError(
             f"{path}: the folder for its results would have the recipe's own name: choose another "
             "--folder, or a name that ends in .toml"
         )
     return of_tables(file, tables, place, head, text)
+
+
+def _text(file: pathlib.Path) -> str:
+    if file.exists() and (
+        not (file.is_file() or file.is_dir()) or file.absolute().parent == _DEVICES
+    ):
+        raise UserError(f"{file} is not a regular file: write the recipe to a file")
+    if file.suffix == LOCK:
+        raise UserError(
+            f"{file}: {LOCK} is the suffix of its lock file: rename it to {file.stem}.toml"
+        )
+    return toml_flags.text_of(file)
 
 
 def tables_of(path: pathlib.Path, text: str) -> tuple[Mapping[str, str], Tables]:

@@ -28,10 +28,6 @@ from tasks.terminal.interrupt import shielded
 _THREADED = frozenset(
     ("aiohttp", "grpc", "httpx", "ipykernel", "jax", "requests", "tensorflow", "torch")
 )
-_CHILD = (
-    "from tasks.terminal import child; from pipeline.runners import local_workers as workers; "
-    "workers.main()"
-)
 
 _Work = Callable[[Any], Mapping[str, int]]
 # A worker's answer to an element: counts, or an error to raise.
@@ -126,7 +122,8 @@ def _started(work: _Work, running: dict[Connection, int]) -> Connection:
     with shielded():
         if not forks:
             os.set_inheritable(theirs.fileno(), True)
-            command = [sys.executable, "-c", _CHILD, str(parent), str(theirs.fileno())]
+            words = [str(parent), str(theirs.fileno())]
+            command = child.command(f"{__name__}:main", words)
             running[ours] = os.posix_spawn(sys.executable, command, os.environ)
         elif process := os.fork():
             running[ours] = process

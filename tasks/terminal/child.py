@@ -1,31 +1,49 @@
 """Processes that end with their parent: a killed one cannot end its children."""
 
 import ctypes
+import importlib
 import os
+import runpy
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
 
+import palimpsest_home
+
 _WATCH_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
-_PROGRAM = "from tasks.terminal import child; child.become()"
+# `python -m` would find a user's `trainer.py` in the current folder before ours.
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PROGRAM = (
+    f"import sys; sys.path.insert(0, {_ROOT!r}); from tasks.terminal import child; "
+    "del sys.path[0]; child.become()"
+)
 
 
 def command(module: str, words: Sequence[str]) -> list[str]:
-    """Returns a command line for `subprocess` that runs a module and ends with this process."""
-    return [sys.executable, "-c", _PROGRAM, str(os.getpid()), sys.executable, "-m", module, *words]
+    """Returns a command line for `subprocess` that runs a module and ends with this process.
+
+    MODULE:FUNCTION calls a function of the module.
+    """
+    return [sys.executable, "-c", _PROGRAM, str(os.getpid()), module, *words]
 
 
 def become() -> None:
-    """Runs the program in a command line of parent process id, program and arguments."""
-    parent, *program = sys.argv[1:]
+    """Runs a command line of parent process id, module and arguments."""
+    parent, module = sys.argv[1:3]
+    del sys.argv[1:3]
     if sys.platform == "linux":
-        _end_with_parent()  # survives execv
+        _end_with_parent()
         if os.getppid() != int(parent):  # the parent ended before the call
             sys.exit(1)
-    os.execv(program[0], program)
+    palimpsest_home.end_quietly()
+    module, _, function = module.partition(":")
+    if function:
+        getattr(importlib.import_module(module), function)()
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def end_with(parent: int) -> None:

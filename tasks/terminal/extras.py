@@ -1,11 +1,17 @@
-"""Packages that only some commands need, and the extras that install them."""
+"""Packages that only some commands need, and the extras that install them; our own version."""
 
 import contextlib
 import importlib
 import importlib.util
+import json
+import os
+import pathlib
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from importlib import metadata
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from tasks.terminal.command_line import UserError
 
@@ -27,11 +33,49 @@ EXTRAS = {
     for package in packages.split()
 }
 DISTRIBUTION = "palimpsest-lm"  # the package index has another project named palimpsest
+# Where the packages lie: a clone, or site-packages.
+_ROOT = pathlib.Path(__file__).parents[2]
+_PROJECT = "pyproject.toml"
+
+
+def version() -> str:
+    """Returns the version of this project, in a clone or as it is installed."""
+    return str(_project().get("version") or metadata.version(DISTRIBUTION))
 
 
 def install(extra: str) -> str:
-    """Returns the command that installs the packages of an extra."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    """Returns the command that installs the packages of an extra, from where ours come."""
+    if _project():
+        here = os.path.realpath(os.curdir) == os.path.realpath(_ROOT)
+        return f"pip install --editable '{'.' if here else _ROOT}[{extra}]'"
+    url = _origin()
+    if (link := urlsplit(url)).scheme == "file":
+        return f"pip install '{unquote(link.path)}[{extra}]'"
+    return f"pip install '{DISTRIBUTION}[{extra}]{f' @ {url}' if url else ''}'"
+
+
+def _project() -> dict[str, Any]:
+    """Returns the table [project] of the clone that we are in, or {}."""
+    try:
+        project = tomllib.loads((_ROOT / _PROJECT).read_text(encoding="utf-8")).get("project", {})
+    except OSError:
+        return {}
+    return project if project.get("name") == DISTRIBUTION else {}
+
+
+def _origin() -> str:
+    """Returns the URL of the wheel or repository that was installed; "" if an index chose it.
+
+    Source: packaging.python.org/specifications/direct-url.
+    """
+    try:
+        text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return ""
+    found = json.loads(text or "{}")
+    if control := found.get("vcs_info"):
+        return f"{control['vcs']}+{found['url']}@{control['commit_id']}"
+    return str(found.get("url", ""))
 
 
 def versions(distributions: Iterable[str]) -> dict[str, str]:

@@ -148,7 +148,7 @@ _ANSWERS = {
     "local_rank node_rank master_addr master_port num_nodes nnodes": (
         "processes.count", "give --processes.coordinator, --processes.count and --processes.index"
     ),
-    "version": ("", "pip show palimpsest-lm prints it"),
+    "version": ("", "palimpsest --version prints it"),
     "debug quiet silent verbosity log_level logging_level v": (
         "", "a command prints its errors in one line each"
     ),

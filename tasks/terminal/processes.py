@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, ClassVar
 
+import palimpsest_home
 from tasks.terminal import progress
 from tasks.terminal.child import end_with
 from tasks.terminal.command_line import UserError
@@ -32,6 +33,10 @@ class _Process(SpawnProcess):
             return SpawnProcess._Popen(process_obj)
         finally:
             sys.modules["__main__"] = main
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The new process imports nothing of ours before this; `tasks` may be a user's file.
+        return palimpsest_home.new, (__name__, type(self).__name__), self.__dict__
 
 
 class Spawn(SpawnContext):

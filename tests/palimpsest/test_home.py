@@ -22,30 +22,48 @@ def theirs(tmp_path):
 
 
 @pytest.mark.parametrize("by", ["current folder", "PYTHONPATH"])
-@pytest.mark.parametrize(
-    "words", [("-m", "trainer.pretrain"), ("-um", "pipeline.verify"), ("-Xutf8", "-mpalimpsest")]
-)
-def test_files_with_our_names_are_not_run(theirs, monkeypatch, words, by):
-    if by == "PYTHONPATH":
-        monkeypatch.setenv("PYTHONPATH", str(theirs))
-    done = started(*words, "--help", cwd=theirs if by == "current folder" else "/")
+@pytest.mark.parametrize("name", ["tasks.py", "tasks/__init__.py"])
+def test_files_with_names_of_our_packages_are_not_run(tmp_path, monkeypatch, name, by):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("raise SystemExit('tasks was run')\n")
+    # Ours comes from the end of the path, as from site-packages.
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}" if by == "PYTHONPATH" else str(ROOT))
+    words = ("--preset=t5_1_1_tiny", "--task=c4_span_corruption", "--model_dir=m")
+    cwd = tmp_path if by == "current folder" else "/"
+    done = started("-m", "trainer.pretrain", *words, "--print_config", cwd=cwd)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: ")
+    assert "c4_span_corruption" in done.stdout
 
 
-def test_other_programs_import_their_own(theirs, monkeypatch):
-    for mark in ("", str(ROOT)):  # also those that one of our commands starts
-        monkeypatch.setenv("_PALIMPSEST_HOME", mark)
-        for words in (("-c", "import tasks"), ("trainer.py",)):
-            assert started(*words, cwd=theirs).stderr.endswith(".py was run\n")
+CONSOLE = (
+    "import sys; sys.path += [{root!r}]; from palimpsest_home import main; sys.argv[0] = 'palimpsest'; "
+    "main()"
+)
 
 
-def test_other_programs_run_in_a_folder_that_is_gone(tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    shell = f"cd {gone}; rmdir {gone}; {sys.executable} -c 'print(1)'"
-    done = completed(["sh", "-c", shell])
-    assert (done.stdout, done.stderr) == ("1\n", "")
+def console(*words, cwd):
+    """Runs the console script, where files of the current folder come first."""
+    program = CONSOLE.format(root=str(ROOT))
+    return completed([sys.executable, "-c", program, *words], cwd=cwd)
+
+
+def test_the_console_script_runs_none_of_them(theirs):
+    done = console("verify", "--help", cwd=theirs)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: palimpsest verify")
+
+
+def test_other_programs_import_their_own(theirs):
+    for words in (("-c", "import tasks"), ("trainer.py",)):
+        assert started(*words, cwd=theirs).stderr.endswith(".py was run\n")
+
+
+def test_a_program_with_tasks_of_its_own_is_told_so(tmp_path):
+    (tmp_path / "tasks.py").touch()
+    code = f"import tasks, sys; sys.path += [{str(ROOT)!r}]; import palimpsest"
+    done = started("-c", code, cwd=tmp_path)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: {tmp_path}/tasks.py was imported as tasks, which is")
 
 
 def test_a_package_lists_the_commands(tmp_path):
@@ -54,13 +72,29 @@ def test_a_package_lists_the_commands(tmp_path):
 
 
 @pytest.mark.processes
-def test_workers_find_ours(theirs):
+def test_children_find_ours(theirs):
+    """Stages of a recipe, a spawned process of a vocabulary, and workers of a build."""
     (theirs / "a.txt").write_text("A line of text.\n" * 50)
-    done = started(
-        "-m", "pipeline.build", "--task=lm", "--name=mine", "--corpus=text:a.txt",
-        "--vocabulary=bytes", "--cache_dir=cache", "--workers=2", cwd=theirs,
-    )  # fmt: skip
+    (theirs / "it.toml").write_text(
+        '[corpus.a]\ncorpus = "text:a.txt"\n'
+        "[vocabulary]\nvocab_size = 18\nworkers = 2\n"
+        '[cache.mine]\ntask = "lm"\nworkers = 2\n'
+    )
+    done = console("run", "it.toml", cwd=theirs)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.processes
+def test_workers_that_are_no_forks_find_ours(theirs):
+    (theirs / "a.txt").write_text("A line of text.\n" * 50)
+    code = (
+        f"import sys; sys.path[0] = {str(ROOT)!r}; import palimpsest, threading; sys.path[0] = ''\n"
+        "call = lambda: print(palimpsest.build(task='lm', name='mine', corpus='text:a.txt',\n"
+        "                                      vocabulary='bytes', cache_dir='cache', workers=2))\n"
+        "thread = threading.Thread(target=call); thread.start(); thread.join()\n"
+    )
+    done = started("-c", code, cwd=theirs)
+    assert done.stdout.endswith("Cache('cache', 'mine_lm')\n"), done.stderr
 
 
 def test_a_checkout_in_the_current_folder_comes_first(tmp_path):
@@ -70,24 +104,6 @@ def test_a_checkout_in_the_current_folder_comes_first(tmp_path):
         (tmp_path / name / "__init__.py").touch()
     (tmp_path / "tasks/new.py").write_text("print('of this checkout')\n")
     assert started("-m", "tasks.new", cwd=tmp_path).stdout == "of this checkout\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "module"),
-    [
-        ("-m trainer.plan --m x", "trainer.plan"),
-        ("-IBm a", "a"),
-        ("-W ignore -X utf8 -Wdefault -m a", "a"),
-        ("-c -m a", ""),
-        ("- -m a", ""),
-        ("script.py -m a", ""),
-        ("", ""),
-        ("-m", ""),
-        ("--check-hash-based-pycs never -m a", "a"),
-    ],
-)
-def test_the_module_of_a_command_line(words, module):
-    assert palimpsest_home.module_of(["python", *words.split()]) == module
 
 
 OWN = """
@@ -122,17 +138,12 @@ def test_a_users_module(tmp_path, module, file):
     neighbour = place.parents[1] if place.name == "__init__.py" else place.parent
     (neighbour / "neighbour.py").touch()
     place.write_text(OWN if "." in module and not module.endswith(".py") else NEIGHBOUR + OWN)
-    words = ("--task=own_task", f"--task_module={module}", "--print_config")
-    assert refusal(tmp_path, *words) == ""
+    words = ("--preset=t5_1_1_tiny", "--model_dir=m", "--task=own_task", "--print_config")
+    done = console("pretrain", *words, f"--task_module={module}", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 NEIGHBOUR = "import neighbour\n"
-
-
-def refusal(folder, *words):
-    """Returns what trainer.pretrain writes to stderr in a folder."""
-    usual = ("--preset=t5_1_1_tiny", "--model_dir=m")
-    return started("-m", "trainer.pretrain", *usual, *words, cwd=folder).stderr
 
 
 @pytest.mark.parametrize(
@@ -159,22 +170,23 @@ def test_a_users_module_that_cannot_be_used(tmp_path, monkeypatch, module, text,
         registry.tasks(module) if module else registry.load(module)
 
 
-def test_a_wheel_has_pages_corpus_licences_and_the_line_that_starts_this(tmp_path):
+def test_a_wheel_has_what_is_no_python(tmp_path):
     pytest.importorskip("hatchling")
     build = "import sys; from hatchling import build; build.build_wheel(sys.argv[1])"
     completed([sys.executable, "-c", build, tmp_path], check=True)
     (wheel,) = tmp_path.glob("palimpsest_lm-*.whl")
     data = [*ROOT.glob("tasks/pages/*.*"), *ROOT.glob("tasks/reading/files/*")]
-    inside = [str(path.relative_to(ROOT)) for path in data]
-    assert "tasks/reading/files/python_docs.jsonl.gz" in inside
+    files = {str(path.relative_to(ROOT)): path for path in data}
+    assert "tasks/reading/files/python_docs.jsonl.gz" in files
+    files |= {f"palimpsest/recipes/files/{path.name}": path for path in ROOT.glob("recipes/*.toml")}
     with zipfile.ZipFile(wheel) as archive:
-        for path in ("palimpsest_home.py", "palimpsest_home.pth", *inside):
-            assert archive.read(path) == (ROOT / path).read_bytes()
-        licences = [name for name in archive.namelist() if ".dist-info/licenses/" in name]
-        assert sorted(name.rpartition("/")[2] for name in licences) == [
-            "LICENSE",
-            "python_docs.LICENSE.txt",
-        ]
+        for name, path in {"palimpsest_home.py": ROOT / "palimpsest_home.py", **files}.items():
+            assert archive.read(name) == path.read_bytes()
+        names = archive.namelist()
+    assert {name for name in names if name.startswith("palimpsest/recipes/files")} <= {*files}
+    assert not [name for name in names if name.endswith(".pth")]
+    licences = [name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name]
+    assert sorted(licences) == ["LICENSE", "python_docs.LICENSE.txt"]
 
 
 def test_a_users_module_may_change_the_directory(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 from palimpsest import completion
 from palimpsest.__main__ import main, named, page
 from palimpsest.commands import COMMANDS, GROUPS, command, summary
+from tasks.terminal import extras
 from tasks.terminal.command import Command
 from tests.support.extending import example
 
@@ -67,6 +68,7 @@ def test_words_name_a_command():
         (["verify", "--cach=a"], 2, "palimpsest verify: error: unknown flag --cach"),
         (["pretain"], 2, "palimpsest: error: unknown command pretain (did you mean pretrain?)"),
         (["vocab", "trian"], 2, "(did you mean vocab train?)"),
+        (["--version"], 0, f"palimpsest-lm {extras.version()}\n"),
         (["completion"], 2, "must be one of bash, zsh, fish"),
     ],
 )
@@ -106,10 +108,12 @@ def test_a_reader_may_leave_before_the_end():
     assert (run.stderr.read(), run.wait()) == (b"", 128 + 13)
 
 
-def test_the_list_imports_no_command():
-    code = "import sys; from palimpsest.__main__ import page; page(); print(*sys.modules)"
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_the_list_and_the_version_import_no_command(word):
+    code = f"import sys; sys.argv[1:] = [{word!r}]; from palimpsest.__main__ import main\n"
+    code += "try: main()\nexcept SystemExit: print(*sys.modules, file=sys.stderr)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    loaded = set(run.stdout.split())
+    loaded = set(run.stderr.split())
     assert "palimpsest.commands" in loaded
     assert not loaded & {*COMMANDS.values(), "numpy", "fsspec"}
 

@@ -10,7 +10,11 @@ from tests.support.processes import ROOT, completed
 from tests.support.same_demo import state
 
 # What makes it small enough for a test.
-SMALLER = {"train_steps=3600": "train_steps=4", "train_steps = 3600": "train_steps = 4"}
+SMALLER = {
+    "train_steps=3600": "train_steps=4",
+    "train_steps = 3600": "train_steps = 4",
+    "palimpsest run demo": "palimpsest run demo.toml",
+}
 
 
 def smaller(text):
@@ -29,10 +33,10 @@ def ran(words, folder):
 def test_three_ways_lead_to_the_same_model(tmp_path):
     page = (ROOT / "docs/README.md").read_text().replace("\\\n", " ")
     recipe, commands, code = re.split(r"^\*\*", page.partition("## Pages")[0], flags=re.M)[1:]
-    (recipes := tmp_path / "recipe" / "recipes").mkdir(parents=True)
+    (folder := tmp_path / "recipe").mkdir()
     text = (ROOT / "recipes/demo.toml").read_text()
     assert "train_steps = 3600" in text
-    (recipes / "demo.toml").write_text(smaller(text))
+    (folder / "demo.toml").write_text(smaller(text))
     filled = {}
     for name, section in (("recipe", recipe), ("commands", commands)):
         (folder := tmp_path / name).mkdir(exist_ok=True)

@@ -188,7 +188,7 @@ def test_a_missing_pyarrow_is_reported_with_its_extra(cache, monkeypatch):
     from tasks.cache import lineage
 
     lineage._group_ends.cache_clear()
-    with pytest.raises(UserError, match=r"palimpsest-lm\[pipeline\]"):
+    with pytest.raises(UserError, match=r"pip install .*\[pipeline\]"):
         shown(cache, SPANS, Lengths(64, 30), [0])
 
 

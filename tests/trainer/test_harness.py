@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import encode_with_sentinels
 from tests.support import in_process, small_tokenizers
@@ -322,7 +323,7 @@ def test_mistakes_are_named(fails, tasks, tmp_path, text_cache, monkeypatch):
     encoder = save_run(text_cache, tmp_path / "bert", "bert_tiny", **masked)
     fails("family bert has no decoder", f"--model_dir={encoder}")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    fails("needs the package lm_eval: pip install 'palimpsest-lm[harness]'")
+    fails(f"needs the package lm_eval: {extras.install('harness')}")
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_missing_weights_and_biases_are_named(text_cache, tmp_path):
         pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert_one_line(result.returncode, result.stderr, "palimpsest-lm[wandb]")
+    assert_one_line(result.returncode, result.stderr, "[wandb]")
 
 
 @pytest.mark.slow

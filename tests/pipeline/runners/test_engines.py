@@ -63,7 +63,7 @@ def test_a_package_that_is_missing(build, tmp_path, monkeypatch, engine, package
     monkeypatch.setitem(sys.modules, package, None)
     said = chosen(build, tmp_path, f"--runner={engine}")
     assert said.startswith(f"--runner={engine} needs the package {package}")
-    assert f"palimpsest-lm[{engine}]" in said
+    assert f"[{engine}]" in said
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from tasks.metrics import metric
 from tasks.metrics.metric import METRICS, Metric
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from tests.support import extending
 
@@ -128,7 +129,7 @@ def test_a_users_metric_and_an_unknown_one(monkeypatch):
 
 
 def test_a_missing_package_is_asked_for_before_the_work(monkeypatch):
-    missing = "needs the package sacrebleu: pip install 'palimpsest-lm[eval]'"
+    missing = f"needs the package sacrebleu: {extras.install('eval')}"
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(UserError, match=re.escape(missing)):
         metric.chosen(["bleu"])
