@@ -116,8 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out files that import a peer which this process does not have, and, for a peer, all
-    files without its mark."""
+    """Leaves out files of other peers, whose imports would fail, and for a peer all others."""
     if collection_path.suffix != ".py":
         return None
     named, whole = peers.marks_of(collection_path)

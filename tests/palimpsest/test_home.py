@@ -36,8 +36,8 @@ def test_files_with_names_of_our_packages_are_not_run(tmp_path, monkeypatch, nam
 
 
 CONSOLE = (
-    "import sys; sys.path += [{root!r}]; from palimpsest_home import main; sys.argv[0] = 'palimpsest'; "
-    "main()"
+    "import sys; sys.path += [{root!r}]; from palimpsest_home import main; "
+    "sys.argv[0] = 'palimpsest'; main()"
 )
 
 

@@ -59,9 +59,7 @@ def test_triton_after_tensorflow_crashes(triton):
     assert started("-c", "import tensorflow, triton").returncode == -signal.SIGSEGV
 
 
-@pytest.mark.parametrize(
-    "before", [[OPEN_TASK], ["import transformers", OPEN_TASK], [LOAD_TASKS]]
-)
+@pytest.mark.parametrize("before", [[OPEN_TASK], ["import transformers", OPEN_TASK], [LOAD_TASKS]])
 def test_transformers_after_a_task_of_seqio(folder, triton, before):
     found = ended(folder, *before, OPEN_MODEL)
     assert found.returncode == 0, found.stderr[-2000:]

@@ -1,9 +1,9 @@
 """MARCH's first baseline is transformers' T5: the same logits, and the same step of AdamW."""
 
-import pytest
 import jax
 import numpy as np
 import optax
+import pytest
 
 from tests.trainer.huggingface.conftest import random_batch
 from trainer.config import LossConfig
