@@ -90,22 +90,25 @@ def pytest_sessionstart() -> None:
     gc.set_threshold(200_000, 20, 1000)
 
 
-# Files of 12 processor seconds or more. They begin first, so that both workers end together.
+# The longest files. They begin first, so that both workers end together.
 LONGEST = (
-    "palimpsest/test_api", "engine/test_sharding", "engine/test_processes",
-    "model/test_every_preset", "model/test_layers",
-    "trainer/test_pretrain", "trainer/test_compare", "optim/test_optimizer",
+    "model/test_every_preset", "model/test_fused_attention", "vocab/test_train",
+    "starting/test_init_from", "config/test_presets", "model/test_visibility",
+    "model/test_precision_and_dropout", "model/test_triton_attention", "model/test_march_models",
+    "model/test_shared_slots", "optim/test_mup", "tokenizer/test_word_tokenizer",
+    "model/test_layers", "tokenizer/test_tokenize", "optim/test_ema", "excluding/test_lists",
+    "optim/test_optimizer", "excluding/test_translation", "model/test_scanned",
+    "decoding/test_presets", "golden/test_t5x_training", "engine/test_trainable",
+    "model/test_new_parts", "reporting/test_metrics", "model/test_cdq",
+    "checkpoints/test_checkpoint", "palimpsest/test_api", "engine/test_sharding",
+    "engine/test_processes", "trainer/test_pretrain", "trainer/test_compare",
     "model/test_sparse_attention", "building/test_build_exact", "reading/test_hub",
-    "model/test_encoder", "model/test_shared_slots", "model/test_march_models",
-    "engine/test_microbatches", "model/test_cdq", "experiments/test_sweep",
-    "tokenizer/test_word_tokenizer", "trainer/test_objectives", "huggingface/test_export",
-    "vocab/test_train", "building/test_build_content", "decoding/test_transformers",
-    "building/test_seqio_cache", "data/test_seqio_data", "trainer/test_convert",
-    "starting/test_init_from", "model/test_visibility", "optim/test_mup", "engine/test_trainable",
-    "golden/test_t5x_training", "config/test_presets", "building/test_build_tokenizer_json",
-    "decoding/test_presets", "excluding/test_lists", "building/test_pairs",
-    "tokenizer/test_tokenize", "golden/test_t5x_parameters", "filtering/test_sets",
-    "building/test_extend", "deduplication/test_engine", "pipeline/test_verify", "fuzz/test_fuzz",
+    "model/test_encoder", "engine/test_microbatches", "experiments/test_sweep",
+    "trainer/test_objectives", "huggingface/test_export", "building/test_build_content",
+    "decoding/test_transformers", "building/test_seqio_cache", "data/test_seqio_data",
+    "trainer/test_convert", "building/test_build_tokenizer_json", "building/test_pairs",
+    "golden/test_t5x_parameters", "filtering/test_sets", "building/test_extend",
+    "deduplication/test_engine", "pipeline/test_verify", "fuzz/test_fuzz",
 )  # fmt: skip
 
 
