@@ -43,7 +43,9 @@ def run(flags: Flags) -> None:
     for name, path in shipped.files().items():
         head, _ = recipe.tables_of(path, shipped.text(name))
         print(f"{name:<{width}}  {head['title']}")
-    print("\npalimpsest run NAME runs one, and palimpsest recipes --copy=NAME writes it to NAME.toml")
+    print(
+        "\npalimpsest run NAME runs one, and palimpsest recipes --copy=NAME writes it to NAME.toml"
+    )
 
 
 main = Command(Flags, run)

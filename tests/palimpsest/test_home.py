@@ -36,8 +36,8 @@ def test_files_with_names_of_our_packages_are_not_run(tmp_path, monkeypatch, nam
 
 
 CONSOLE = (
-    "import sys; sys.path += [{root!r}]; from palimpsest_home import main; sys.argv[0] = 'palimpsest'; "
-    "main()"
+    "import sys; sys.path += [{root!r}]; sys.argv[0] = 'palimpsest'; "
+    "from palimpsest_home import main; main()"
 )
 
 
@@ -180,7 +180,9 @@ def test_a_wheel_has_what_is_no_python(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         for name, path in {"palimpsest_home.py": ROOT / "palimpsest_home.py", **files}.items():
             assert archive.read(name) == path.read_bytes()
-        others = {name for name in archive.namelist() if name.startswith("palimpsest/recipes/files")}
+        others = {
+            name for name in archive.namelist() if name.startswith("palimpsest/recipes/files")
+        }
         assert others <= {*files}
         assert not [name for name in archive.namelist() if name.endswith(".pth")]
 
