@@ -74,11 +74,11 @@ def test_a_package_lists_the_commands(tmp_path):
 @pytest.mark.processes
 def test_children_find_ours(theirs):
     """Stages of a recipe, a spawned process of a vocabulary, and workers of a build."""
-    (theirs / "a.txt").write_text("A line of text.\n" * 50)
+    (theirs / "a.txt").write_text("A line of text.\n" * 1000)
     (theirs / "it.toml").write_text(
         '[corpus.a]\ncorpus = "text:a.txt"\n'
         "[vocabulary]\nvocab_size = 18\nworkers = 2\n"
-        '[cache.mine]\ntask = "lm"\nworkers = 2\n'
+        '[cache.mine]\ntask = "lm"\nworkers = 2\nshard_bytes = 4000\n'
     )
     done = console("run", "it.toml", cwd=theirs)
     assert done.returncode == 0, done.stderr
@@ -86,11 +86,11 @@ def test_children_find_ours(theirs):
 
 @pytest.mark.processes
 def test_workers_that_are_no_forks_find_ours(theirs):
-    (theirs / "a.txt").write_text("A line of text.\n" * 50)
+    (theirs / "a.txt").write_text("A line of text.\n" * 1000)
     code = (
         f"import sys; sys.path[0] = {str(ROOT)!r}; import palimpsest, threading; sys.path[0] = ''\n"
-        "call = lambda: print(palimpsest.build(task='lm', name='mine', corpus='text:a.txt',\n"
-        "                                      vocabulary='bytes', cache_dir='cache', workers=2))\n"
+        "flags = dict(task='lm', name='mine', vocabulary='bytes', workers=2, shard_bytes=4000)\n"
+        "call = lambda: print(palimpsest.build(corpus='text:a.txt', cache_dir='cache', **flags))\n"
         "thread = threading.Thread(target=call); thread.start(); thread.join()\n"
     )
     done = started("-c", code, cwd=theirs)
