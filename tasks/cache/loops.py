@@ -3,6 +3,9 @@
 Source: TensorFlow's `core/example/{example,feature}.proto`. An Example (field 1: features) holds a
 map (field 1: entry) of names (1) to Features (2), and a Feature an Int64List (3) of packed varints
 (1), or bytes (1), or floats (2).
+
+Loops of training allocate their arrays outside: numba takes longer to compile an `np.zeros` than a
+loop.
 """
 
 import numpy as np
@@ -187,10 +190,17 @@ def rows_at(begins_R: np.ndarray, places_P: np.ndarray) -> np.ndarray:
     return rows_P
 
 
-@compiled(nogil=True)
 def begins_of(raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray) -> np.ndarray:
     """Returns the start of the last `tokens_R` varints before `ends_R`, int64 [R]; -1: too few."""
     begins_R = np.full(len(ends_R), -1, np.int64)
+    _begins_of(raw, ends_R, tokens_R, begins_R)
+    return begins_R
+
+
+@compiled(nogil=True)
+def _begins_of(
+    raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray, begins_R: np.ndarray
+) -> None:
     for row in range(len(ends_R)):
         place, left = ends_R[row], tokens_R[row] + 1
         if place == 0 or raw[place - 1] >= 0x80:
@@ -201,7 +211,6 @@ def begins_of(raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray) -> np.n
             left -= raw[place] < 0x80
         if left == 0:
             begins_R[row] = place + 1
-    return begins_R
 
 
 @compiled(nogil=True)
@@ -219,7 +228,6 @@ def preceded(raw: np.ndarray, begins_R: np.ndarray, heads: np.ndarray, sizes_R: 
     return True
 
 
-@compiled(nogil=True)
 def decoded(
     raw: np.ndarray, begins_P: np.ndarray, skips_P: np.ndarray, counts_P: np.ndarray
 ) -> np.ndarray:
@@ -228,7 +236,21 @@ def decoded(
     At least three bytes must follow the last varint.
     """
     out = np.empty(counts_P.sum(), np.int32)
-    ends = np.empty(counts_P.max() if len(counts_P) else 0, np.int64)
+    ends = np.empty(counts_P.max(initial=0), np.int64)
+    _decode(raw, begins_P, skips_P, counts_P, ends, out)
+    return out
+
+
+@compiled(nogil=True)
+def _decode(
+    raw: np.ndarray,
+    begins_P: np.ndarray,
+    skips_P: np.ndarray,
+    counts_P: np.ndarray,
+    ends: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Decodes into `out`; the positions of a part's last bytes pass through `ends`."""
     written = 0
     for part in range(len(begins_P)):
         place, left, count = begins_P[part], skips_P[part], counts_P[part]
@@ -257,4 +279,3 @@ def decoded(
             out[written + number] = value
             begin = end + 1
         written += count
-    return out

@@ -16,6 +16,7 @@ from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
 from trainer.engine.step import Batch, Parts, Shares, TrainState
 from trainer.engine.trainable import Tuning
+from trainer.model.apart import Apart
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 from trainer.optim.plateau import set_rate_scale
@@ -57,7 +58,10 @@ class Program:
         self.tuning = Tuning(config, self.spec)
         self._optimizer = self.tuning.optimizer()
         self._model = build_model(self.spec)
-        self._shapes: TrainState = jax.eval_shape(self._initial_state)
+        self._initial = Apart(
+            self._initial_state, compiled_programs.options_of_initial_arrays(self.mesh)
+        )
+        self._shapes: TrainState = self._initial.shapes
         params = sharding.parameter_shardings(
             self.mesh, self.rules, self._shapes.params, self.tuning.axes
         )
@@ -93,7 +97,7 @@ class Program:
 
     def initial_state(self) -> TrainState:
         """Returns the state at step 0, which depends on the configuration but not the mesh."""
-        return jax.jit(self._initial_state, out_shardings=self.shardings)()
+        return self._initial(self.shardings)
 
     def state_of(self, params: Any, updates: int) -> TrainState:
         """Returns a new state with the model's own `params`, which are donated, after `updates`."""

@@ -6,14 +6,16 @@ Dimensions: B batch, L query length, S key length, D model, H heads, V vocabular
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
+from jax.core import Tracer
 
+from trainer.model.apart import Apart
 from trainer.model.cache import Cache
 from trainer.model.embedding import RowClassifier, TokenEmbedder
 from trainer.model.layers import stack_facts, stack_layers
@@ -203,8 +205,8 @@ def init_params(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
     Pure and traceable (`jax.jit` with `out_shardings`). A scanned model gets the unscanned
     model's parameters, stacked.
     """
-    params = nn.unbox(_init(_unscanned(spec), key))
-    return stack_layers(params) if spec.shared.scan_layers else params
+    # One program for all draws takes XLA long to compile.
+    return _drawn(spec, key) if isinstance(key, Tracer) else Apart(lambda: _drawn(spec, key))()
 
 
 def parameter_facts(spec: ModelSpec | EncoderSpec) -> dict[str, ParameterFacts]:
@@ -237,9 +239,12 @@ def _unscanned(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
     return spec.with_settings(scan_layers=False, remat="none")
 
 
-# Jitted so that the model's unused output is not computed. No parameter depends on the batch's
-# shapes.
-@partial(jax.jit, static_argnums=0)
+def _drawn(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
+    params = nn.unbox(_init(_unscanned(spec), key))
+    return stack_layers(params) if spec.shared.scan_layers else params
+
+
+# No parameter depends on the batch's shapes.
 def _init(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
     names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
     batch = dict.fromkeys(names, jnp.ones((1, 1), jnp.int32))

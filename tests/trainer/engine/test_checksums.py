@@ -5,13 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.engine import checksums
+from trainer.engine import checksums, each_array
 
 DTYPES = ["float32", "bfloat16", "float16", "int32", "uint32", "int8", "uint8", "bool"]
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_devices_and_host_agree(dtype):
+def test_devices_and_host_agree(dtype, on_host, monkeypatch):
+    monkeypatch.setattr(each_array, "_is_on_host", lambda array: on_host)
     for shape in ((), (0, 3), (7,), (3, 4, 5)):
         array = jnp.asarray(np.random.default_rng(0).normal(size=shape) * 50, dtype)
         (found,) = checksums.of_state({"a": array}).values()

@@ -1,5 +1,6 @@
 """Bad updates: the run stops before them or skips them, with exactly the state before."""
 
+import types
 import dataclasses
 import itertools
 
@@ -12,7 +13,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.runs import config_of, curve, flags_of, state
 from tests.support.trees import assert_equal, same
 from trainer.config.from_flags import build_config
-from trainer.engine import guard
+from trainer.engine import each_array, guard
 from trainer.engine.step import TrainState
 from trainer.loop import train
 from trainer.reporting.metrics import read_metrics
@@ -187,6 +188,7 @@ TREE = {
 }
 
 
+@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize(
     ("bad", "name"),
     [
@@ -196,11 +198,21 @@ TREE = {
         ({"decoder": {"layers_0": {"scale": jnp.array(jnp.nan)}}}, "decoder/layers_0/scale"),
     ],
 )
-def test_the_first_nonfinite_leaf_is_named(bad, name):
-    tree = {**TREE, **bad}
+def test_the_first_nonfinite_leaf_is_named(bad, name, on_host, monkeypatch):
+    monkeypatch.setattr(each_array, "_is_on_host", lambda array: on_host)
+    tree = jax.tree.map(jnp.asarray, {**TREE, **bad})
     index = jax.jit(guard.first_nonfinite)(tree)
     assert index.dtype == jnp.int32
     assert guard.leaf_name(tree, int(index)) == name
+    state = types.SimpleNamespace(params=tree, opt_state={"count": jnp.int32(0)})
+    assert guard.nonfinite(state) == (name and f"params/{name}")
+
+
+def test_every_element_on_the_host_is_looked_at(monkeypatch):
+    monkeypatch.setattr(guard, "_CHUNK", 4)
+    for place in range(10):
+        state = types.SimpleNamespace(params={"a": jnp.ones(10).at[place].set(jnp.inf)}, opt_state={})
+        assert guard.nonfinite(state) == "params/a"
 
 
 def test_a_new_guard_warms_up_whatever_the_step(monkeypatch):
