@@ -16,6 +16,7 @@ command. `--programs` lists the programs that took longest to compile or to read
 import argparse
 import builtins
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -154,7 +155,7 @@ def _innermost(
     """Yields (part, begin, end) of consecutive stretches of time, each as its innermost span."""
     changes = sorted({begin, end, *(t for each in spans for t in each[2:] if begin < t < end)})
     open_, waiting = [], sorted(spans, key=lambda each: each.begin)[::-1]
-    for first, last in zip(changes, changes[1:], strict=False):
+    for first, last in itertools.pairwise(changes):
         while waiting and waiting[-1].begin <= first:
             open_.append(waiting.pop())
         open_ = [each for each in open_ if each.end > first]

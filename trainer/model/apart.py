@@ -37,9 +37,7 @@ class Apart:
         jaxpr = self._closed.jaxpr
         self._constants = dict(zip(jaxpr.constvars, self._closed.consts, strict=True))
         self._producers = {
-            out: number
-            for number, equation in enumerate(jaxpr.eqns)
-            for out in equation.outvars
+            out: number for number, equation in enumerate(jaxpr.eqns) for out in equation.outvars
         }
 
     def __call__(self, shardings: Tree = None) -> Tree:

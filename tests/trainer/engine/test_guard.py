@@ -1,8 +1,8 @@
 """Bad updates: the run stops before them or skips them, with exactly the state before."""
 
-import types
 import dataclasses
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -211,7 +211,9 @@ def test_the_first_nonfinite_leaf_is_named(bad, name, on_host, monkeypatch):
 def test_every_element_on_the_host_is_looked_at(monkeypatch):
     monkeypatch.setattr(guard, "_CHUNK", 4)
     for place in range(10):
-        state = types.SimpleNamespace(params={"a": jnp.ones(10).at[place].set(jnp.inf)}, opt_state={})
+        state = types.SimpleNamespace(
+            params={"a": jnp.ones(10).at[place].set(jnp.inf)}, opt_state={}
+        )
         assert guard.nonfinite(state) == "params/a"
 
 
