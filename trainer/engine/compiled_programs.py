@@ -88,7 +88,8 @@ def enable() -> None:
     read, or only compiled.
     """
     activity.count_compilations()
-    if not (config := jax.config).jax_enable_compilation_cache:
+    config: Any = jax.config
+    if not config.jax_enable_compilation_cache:
         return
     if not config.jax_compilation_cache_dir:
         within = _users_folder()

@@ -34,5 +34,5 @@ def of_each(
 
 
 def _is_on_host(array: jax.Array) -> bool:
-    devices = array.sharding.device_set
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    devices: list[Any] = [*array.sharding.device_set]
+    return len(devices) == 1 and devices[0].platform == "cpu"

@@ -144,5 +144,5 @@ def _is_seed(equation: JaxprEqn, value: Var | Literal) -> bool:
     return isinstance(value, Literal) and equation.primitive.name in _SEEDED
 
 
-def _seeds(equations: Sequence[JaxprEqn]) -> list[Literal]:
+def _seeds(equations: Sequence[JaxprEqn]) -> list[Any]:
     return [v for equation in equations for v in equation.invars if _is_seed(equation, v)]
