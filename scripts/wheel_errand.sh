@@ -49,13 +49,13 @@ run palimpsest run demo --until=cache.docs
 
 step "a model, by a copy of the recipe with fewer updates"
 run palimpsest recipes --copy=demo
-run sed -i 's/2200/40/; s/every_steps = [0-9]*/every_steps = 20/' demo.toml
+run sed -i 's/3600/40/; s/every_steps = [0-9]*/every_steps = 20/' demo.toml
 run palimpsest run demo.toml
 test -f "$at/empty/demo.lock"
 
 step "a filled gap"
 run palimpsest fill 'Raises ValueError if <extra_id_0> value is not present.' \
-    --model_dir=demo/model --max_new_tokens=29 | tee "$at/filled"
+    --model_dir=demo/model --max_new_tokens=7 | tee "$at/filled"
 grep -q 'Raises ValueError if \[' "$at/filled"
 
 step "an export, loaded by transformers"
