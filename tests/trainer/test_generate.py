@@ -303,10 +303,18 @@ def test_a_run_speaks_without_its_cache(text_cache, tmp_path, capsys):
     assert said.out == before
     assert "without its data: no cache for task" in said.err
     fill.main([f"--model_dir={tmp_path}/moved", "The <extra_id_0> list", "--max_new_tokens=4"])
-    with pytest.raises(UserError, match=r"--cache_dir, or use python -m trainer.convert --from="):
-        exporting.export(f"{tmp_path}/moved", str(tmp_path / "exported"))
     generate.main([*words, f"--vocabulary={text_cache.parents[1]}/vocabulary"])
     (tmp_path / "moved" / "sentencepiece.model").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"sentencepiece.model is damaged: .*: restore it$"):
         generate.main(words)
     assert made == f"{tmp_path}/model"
+
+
+@pytest.mark.torch
+def test_an_export_of_a_run_without_its_cache_says_what_to_do(text_cache, tmp_path):
+    cache = tmp_path / "caches" / text_cache.name
+    shutil.copytree(text_cache, cache)
+    made = save_run(cache, tmp_path / "model", "t5_1_1_tiny", "--lengths.inputs=64")
+    shutil.rmtree(cache.parent)
+    with pytest.raises(UserError, match=r"--cache_dir, or use python -m trainer.convert --from="):
+        exporting.export(made, str(tmp_path / "exported"))
