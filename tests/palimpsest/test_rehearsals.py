@@ -294,6 +294,7 @@ def test_gin_files_duplicates_and_pairs_are_rehearsed(files, hub):
     assert "finetune.qa: 10 updates" in done.stdout
 
 
+@pytest.mark.torch
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "lost"),

@@ -248,6 +248,7 @@ def test_nothing_is_left_of_what_differs(t5x, tmp_path, monkeypatch, capsys):
     assert [*(tmp_path / "hf").iterdir()] == []
 
 
+@pytest.mark.torch
 def test_another_function_is_noticed(transformers_folders, tmp_path):
     """The exact GELU for its approximation is the smallest mistake of those that occur."""
     folder = transformers_folders / "checkpoint_1000"

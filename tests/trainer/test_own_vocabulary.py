@@ -145,6 +145,7 @@ def test_stock_seqio_reads_and_makes_the_same_rows(cache, folder, proteins):
         assert first["inputs"].max() < 65
 
 
+@pytest.mark.torch
 def test_trains_generates_fills_and_exports(cache, folder, capsys):
     run = f"{folder}/model"
     arguments = runs.pretrain(

@@ -126,6 +126,7 @@ def test_every_checkpoint_is_evaluated(finished):
         assert f"{written[str(step)]['validation']['loss']:.4f}" in result.stdout
 
 
+@pytest.mark.torch
 def test_the_configuration_of_another_run_is_refused(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "model")
     file = tmp_path / "model" / "config.json"

@@ -99,6 +99,7 @@ def test_the_mean_of_the_last_checkpoints_is_numpys(kept, capsys):
     assert_equal(parameters(kept, "ema"), stored[-1]["average"])
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("average", ["ema", "last:3"])
 def test_an_export_has_the_average(kept, tmp_path, average):
     output = str(tmp_path / "exported")

@@ -61,6 +61,7 @@ def by_seqio(task, **functions):
     return found.result()[task]
 
 
+@pytest.mark.tensorflow
 def test_metrics_equal_those_of_seqios_evaluator(alone, folder):
     results, lines = alone
     assert len(lines) == ROWS
@@ -84,6 +85,7 @@ def test_metrics_equal_those_of_seqios_evaluator(alone, folder):
 OBJECTS = "--task=seqio:reversals_by_objects"
 
 
+@pytest.mark.tensorflow
 def test_metric_objects_equal_those_of_seqios_evaluator(alone, folder):
     flags = changed(*reversals.FLAGS, f"--model_dir={folder}/objects", OBJECTS)
     run = reversals.prepared("t5_1_1_tiny", *flags)
@@ -117,6 +119,7 @@ def test_metric_objects_read_what_the_model_generates(alone, folder):
     assert found["best"] == len(best["prediction"] + best["inputs"])
 
 
+@pytest.mark.tensorflow
 def test_batches_of_64_rows_give_the_same(alone, folder):
     assert_same(reversals.evaluate(str(folder), 64, METRICS), alone)
 
@@ -151,6 +154,7 @@ def test_decoders_read_prompts_as_in_training(alone, folder):
     assert not np.allclose(logits_BLV[0, first_B[0]], causal_BLV[0, first_B[0]], atol=1e-3)
 
 
+@pytest.mark.tensorflow
 def test_prompts_of_a_decoders_rows_end_where_the_loss_begins(alone, folder):
     run = reversals.prepared("lm_tiny", *reversals.FLAGS, f"--model_dir={folder}/rows")
     vocabulary = load(f"{folder}/vocabulary")
