@@ -33,7 +33,7 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 # A worker's memory after a file of tests, above which it frees programs that it has compiled.
-MEMORY_BYTES = 900_000_000
+MEMORY_BYTES = 700_000_000
 
 # The time of a test depends on the machine; benchmarks/ measures speed. `make test` draws the same
 # examples each time, so that it judges the change at hand; `make fuzz` draws others.
