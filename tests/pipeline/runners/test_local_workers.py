@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -89,8 +90,8 @@ MOMENTS = ["imports", "workers start", "rows are written"]
 @pytest.mark.parametrize("moment", slow_unless({"imports", "rows are written"}, MOMENTS))
 def test_interrupted_twice(launch, tmp_path, moment):
     build = launch("--workers=2")
-    if moment == "imports":
-        time.sleep(0.5)
+    if moment == "imports":  # those after the command handles SIGINT
+        assert wait_for(lambda: "/pyarrow/" in Path(f"/proc/{build.pid}/maps").read_text(), build)
     elif moment == "workers start":
         wait_for_workers(build, 1)
     else:
