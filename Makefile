@@ -79,7 +79,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscop
 test: $(VENV)/.dev ## run the tests that need no other program and no whole run, in minutes
 	$(PYTEST) -m 'not slow and not processes'
 
-test-processes: $(VENV)/.dev ## run the tests of whole processes and runs, faults, several hosts
+test-processes: $(VENV)/.dev ## run the tests of whole processes and runs, faults, sweeps over models
 	$(PYTEST) -m 'processes and not slow'
 
 # One run of pytest for each peer, so that TensorFlow and torch never meet in one process.

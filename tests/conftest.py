@@ -23,17 +23,20 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 # gcsfs would otherwise ask Google what kind of bucket the local server has; read at its import.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 # XLA's newer code generator for the CPU makes slightly faster programs and takes far longer: it
-# is 40 % of the processor time of a test of a model.
-_OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_OLD_EMITTERS}".strip()
+# is 40 % of the processor time of a test of a model. Small programs that are split between threads
+# take a fifth longer.
+_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}".strip()
 # Compiled programs are kept from one run of the tests to the next, and shared by their processes.
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla")
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
-# A worker's memory after a file of tests, above which it frees programs that it has compiled.
-MEMORY_BYTES = 700_000_000
+# A worker frees the programs that it has compiled above this memory after a file of tests, and
+# where a test has taken it this much further than it was after the last time.
+MEMORY_BYTES, MORE_BYTES = 700_000_000, 350_000_000
+_left_bytes = MEMORY_BYTES
 
 # The time of a test depends on the machine; benchmarks/ measures speed. `make test` draws the same
 # examples each time, so that it judges the change at hand; `make fuzz` draws others.
@@ -42,15 +45,17 @@ hypothesis.settings.register_profile("fuzz", deadline=None, derandomize=False, m
 hypothesis.settings.load_profile("palimpsest")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def memory_returned():
-    """Frees the compiled programs of a file's models, hundreds of megabytes, after its tests."""
-    yield
-    if "jax" in sys.modules and resident_bytes() > MEMORY_BYTES:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Frees compiled programs of models, which take up to a gigabyte."""
+    global _left_bytes
+    ends = nextitem is None or nextitem.path != item.path
+    limit = MEMORY_BYTES if ends else _left_bytes + MORE_BYTES
+    if "jax" in sys.modules and resident_bytes() > limit:
         sys.modules["jax"].clear_caches()
         gc.collect()
         if platform.libc_ver()[0] == "glibc":
             ctypes.CDLL(None).malloc_trim(0)
+        _left_bytes = resident_bytes()
 
 
 def resident_bytes() -> int:

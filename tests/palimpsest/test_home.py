@@ -21,6 +21,7 @@ def theirs(tmp_path):
     return tmp_path
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("by", ["current folder", "PYTHONPATH"])
 @pytest.mark.parametrize("name", ["tasks.py", "tasks/__init__.py"])
 def test_files_with_names_of_our_packages_are_not_run(tmp_path, monkeypatch, name, by):
@@ -113,6 +114,7 @@ TASKS = (TaskSpec("own_task", "", span_corruption(), Lengths(64, 18)),)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("module", "file"),
     [

@@ -176,6 +176,7 @@ def rehearsed(here, text, *flags, **environment):
     return started(*command, cwd=here, env={**rehearsals.variables(), **environment})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", EARLY)
 def test_a_mistake_is_found_before_a_stage_runs(name, here, monkeypatch, capsys):
     text, before, after, says = EARLY[name]

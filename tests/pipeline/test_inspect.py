@@ -136,6 +136,7 @@ def test_the_command_writes_a_page(cache, tmp_path, capsys):
     assert page.read_text().count("<article") == 4
 
 
+@pytest.mark.processes
 def test_a_cache_of_an_unknown_task_shows_its_rows(cache, tmp_path, capsys):
     copy = shutil.copytree(cache, tmp_path / "copy")
     manifest = json.loads((copy / "manifest.json").read_text())

@@ -69,6 +69,7 @@ def in_processes(monkeypatch):
     monkeypatch.setattr(processes, "SMALL_BYTES", 0)
 
 
+@pytest.mark.processes
 def test_processes_find_the_same_faults_in_the_same_order(copy, in_processes):
     for name in ("train.rows-00006-of-00008.npy", "train.tfrecord-00001-of-00008"):
         flip(copy / name)
@@ -78,6 +79,7 @@ def test_processes_find_the_same_faults_in_the_same_order(copy, in_processes):
     assert found(copy, workers=2) == alone
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_valid_cache_passes(cache, documents, capsys, workers, in_processes):
     assert main([f"--cache={cache}", f"--workers={workers}"]) == 0

@@ -133,6 +133,7 @@ def test_explained_rows_are_the_rows_of_training_batches(text_cache, tmp_path, f
     assert max(epochs) > 0
 
 
+@pytest.mark.processes
 def test_the_command_explains_a_run_without_checkpoints(text_cache, tmp_path, capsys):
     start(tmp_path / "model", text_cache)
     capsys.readouterr()
@@ -154,6 +155,7 @@ def test_the_command_explains_a_run_without_checkpoints(text_cache, tmp_path, ca
     assert page.read_text().count("<article") == 6
 
 
+@pytest.mark.processes
 def test_no_checkpoint_is_read_and_no_device_is_used(text_cache, tmp_path):
     start(tmp_path / "model", text_cache)
     code = (

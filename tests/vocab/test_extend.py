@@ -56,6 +56,7 @@ def pieces(loaded):
     return sentencepiece_model_pb2.ModelProto.FromString(loaded.model).pieces
 
 
+@pytest.mark.processes
 def test_old_pieces_stay_where_they_are(old, new):
     assert new.size == 540
     assert list(pieces(new))[:500] == list(pieces(old))[:500]

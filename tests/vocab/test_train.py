@@ -67,6 +67,7 @@ def contents(folder):
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
+@pytest.mark.processes
 def test_ids_are_t5s_and_sentinels_come_last(trained):
     from sentencepiece import sentencepiece_model_pb2
 
@@ -89,6 +90,7 @@ def test_ids_are_t5s_and_sentinels_come_last(trained):
     assert proto.trainer_spec.vocab_size == 620
 
 
+@pytest.mark.processes
 def test_two_runs_give_the_same_bytes(trained, corpus, tmp_path):
     flags = (f"--corpus={corpus}", f"--output={tmp_path}", *SMALL)
     done = started("vocab.train", *flags, hash_seed="7")
@@ -193,6 +195,7 @@ def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
+@pytest.mark.processes
 def test_counts_made_with_other_options_are_not_reused(trained, corpus, tmp_path):
     flags = [f"--corpus={corpus}", f"--output={tmp_path}", *SMALL[:1], *SMALL[2:]]
     assert "or less" in refused(*flags, "--extra_ids=20", "--vocab_size=60000")
@@ -206,6 +209,7 @@ def test_counts_made_with_other_options_are_not_reused(trained, corpus, tmp_path
     assert contents(tmp_path) == contents(trained[0])
 
 
+@pytest.mark.processes
 def test_an_error_of_a_worker_is_one_line(tmp_path):
     rows = pa.table({"text": ["some text of a document"] * 30_000})
     path = tmp_path / "bad.parquet"
@@ -280,6 +284,7 @@ def test_max_piece_length(trained, corpus, tmp_path):
     assert max(map(len, pieces[3:400])) == 4
 
 
+@pytest.mark.processes
 def test_normalization(corpus, tmp_path):
     usual, _ = options_of(corpus, tmp_path / "usual")
     assert usual.encode("Ａ b") == usual.encode("A b")
@@ -330,6 +335,7 @@ class  Ünicode:  pass\x20\x20
     """
 
 
+@pytest.mark.processes
 def test_whitespace_is_kept(tmp_path):
     documents = [inspect.getsource(module) for module in (argparse, ast, json.decoder, textwrap)]
     corpus = f"{write_json(tmp_path / 'code.jsonl', documents)}?validation=0"
@@ -393,6 +399,7 @@ def test_a_bad_flag_is_one_line(corpus, tmp_path, flags, says):
     assert all(path.name.startswith("counts-") for path in left)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
 def test_the_smallest_size_that_is_named_works(tmp_path, model_type):
     (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 3)

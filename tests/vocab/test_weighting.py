@@ -36,6 +36,7 @@ def size(lines):
     return sum(len(line.encode()) for line in lines)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
 def test_a_weighted_corpus_is_a_repeated_one(corpora, tmp_path, model_type):
     options = Options(44, extra_ids=2, character_coverage=1.0, model_type=model_type)

@@ -156,6 +156,7 @@ def test_an_interrupted_adoption_keeps_what_is_finished(tmp_path, monkeypatch):
     assert tokens(folder)[-10:] == [4] * 10
 
 
+@pytest.mark.processes
 def test_workers_scan_the_same(tmp_path, monkeypatch):
     folder = texts(tmp_path / "t", shards=3)
     run(folder)
@@ -167,6 +168,7 @@ def test_workers_scan_the_same(tmp_path, monkeypatch):
     assert sums(folder) == alone
 
 
+@pytest.mark.processes
 def test_the_command_ends_with_one_line(tmp_path):
     folder = texts(tmp_path / "t")
     cut(folder)

@@ -119,6 +119,7 @@ def test_takedown_gives_the_bytes_of_a_build_with_the_list(
     assert any(path.stat().st_ino == before[path.name] for path in cache.glob("*.tfrecord-*"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("moment", "goes_on"),
     [
@@ -410,6 +411,7 @@ def test_ids_that_look_like_parts_are_looked_for(tmp_path):
     assert listed(names, ["long"]) == [1, 3]
 
 
+@pytest.mark.processes
 def test_damaged_lists(tmp_path):
     """Every byte is flipped: an error, or the same list, as Arrow does not read all bytes."""
     path, damaged = tmp_path / "sound.arrow", tmp_path / "list.arrow"

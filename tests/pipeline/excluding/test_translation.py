@@ -205,6 +205,7 @@ def test_equal_files_are_told_by_their_paths(build, tmp_path):
     assert (only[0], only[1].file.name) == (1, "ro/data")
 
 
+@pytest.mark.processes
 def test_several_corpora_with_columns_of_their_own(build, tmp_path, capsys):
     folder = tmp_path / "two words"
     folder.mkdir()

@@ -325,6 +325,7 @@ def test_trie(pairs, text):
         assert longest_key(built, text[at:]) == expected
 
 
+@pytest.mark.processes
 def test_a_machine_without_a_cache_for_compiled_code():
     """Every process compiles, instead of failing at import."""
     code = (

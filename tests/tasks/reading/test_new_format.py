@@ -65,6 +65,7 @@ def test_every_document_is_read_and_some_are_held_out(tree, sequences):
     assert {split for split, _, _ in rows} == {"train", "validation"}
 
 
+@pytest.mark.processes
 def test_errors_name_the_format(tree, sequences):
     train = ("-m", "vocab.train", "--output=none", "--task_module=fasta")
     assert "did you mean fasta?" in run(tree, *train, "--corpus=fasts:x").stderr

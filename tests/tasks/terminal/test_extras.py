@@ -29,6 +29,7 @@ def test_a_training_machine_has_the_compiler_of_the_loops_that_trainer_and_pipel
         assert "numba>=0.63" in project["optional-dependencies"][extra]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("module", "words", "package", "extra"),
     [

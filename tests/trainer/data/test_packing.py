@@ -76,6 +76,7 @@ def without_packing(batch):
     }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("task", "preset"),
     slow_unless(

@@ -144,6 +144,7 @@ def losses_of(config, **changes):
     return (partial(jax.jit(each), params) for each in (jax.value_and_grad(loss), loss))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("cache", ["best_fit"], indirect=True)
 @pytest.mark.parametrize("name", ["spans", "lm", "prefix"])
 def test_documents_of_a_row_have_the_losses_and_gradients_they_have_alone(cache, name):

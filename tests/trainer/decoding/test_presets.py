@@ -22,6 +22,8 @@ from trainer.model.layers import stack_layers
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 
+pytestmark = pytest.mark.processes
+
 NEW, WIDTH = 5, 6
 # One of each kind of cache, and one prefix that sees itself; the others are slow.
 FAST = (

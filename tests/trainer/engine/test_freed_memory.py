@@ -27,6 +27,7 @@ def _pages(first: str) -> int:
     return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_freed_buffers_are_reused():
     assert _pages("") > 1_000

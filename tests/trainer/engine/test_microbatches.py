@@ -148,6 +148,7 @@ def test_the_law_of_microbatches_is_part_of_the_run():
 
 
 # These come last, since the tests after them in this module would compile as slowly.
+@pytest.mark.processes
 @pytest.mark.usefixtures("compiled_as_users_do")
 def test_one_microbatch_is_the_plain_gradient():
     """They are equal bit for bit, dropout included, so that older runs resume identically."""
@@ -156,6 +157,7 @@ def test_one_microbatch_is_the_plain_gradient():
     jax.tree.map(np.testing.assert_array_equal, gradients, plain)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("compiled_as_users_do")
 @pytest.mark.parametrize("scanned", slow_unless({"true"}, ["false", "true"]))
 def test_kernels_rounded_in_advance_give_the_gradient_of_the_plain_model(scanned):

@@ -366,6 +366,7 @@ def test_optimizer_states_are_placed_like_parameters(optimizer):
     assert found >= len(params)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("rules", RULES)
 def test_every_model_can_be_placed(rules):
     """An axis name that a tensor has twice, or that no rule knows, would fail here."""

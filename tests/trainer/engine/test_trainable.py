@@ -17,6 +17,8 @@ from trainer.config.lora import LORA
 from trainer.model.paths import named
 from trainer.model.transformer import run_model
 
+pytestmark = pytest.mark.processes
+
 FLAGS = ("--model.num_decoder_layers=2", "--model.dropout_rate=0")
 LORA_FLAGS = (*FLAGS, "--lora.rank=2", "--lora.alpha=8", "--lora.kernels=(query|wo)/kernel$")
 

@@ -368,6 +368,7 @@ def arguments(known):
     return sorted({(each.names[0], name) for each in known for name in each.arguments}, key=str)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("files", "flags", "known"),
     [(*T5X, t5x.KNOWN), (*MESH, mesh_tables.KNOWN)],

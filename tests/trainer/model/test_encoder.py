@@ -125,6 +125,7 @@ def check_definition(tiny, batch):
         np.testing.assert_allclose(mine[part], theirs[part], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_encoder_matches_its_definition(make_tiny, batch, family, position):
@@ -202,6 +203,7 @@ def test_dropout_draws_for_every_element(make_tiny, batch):
     assert not tiny.spec.shared.broadcast_dropout
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("family", slow_unless({"bert"}, FAMILIES))
 def test_the_encoder_memorises_a_small_batch(make_tiny, family):
     random = np.random.default_rng(0)

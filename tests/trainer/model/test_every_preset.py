@@ -24,6 +24,8 @@ from trainer.config.presets import MODEL_PRESETS
 from trainer.model.config import ModelConfig
 from trainer.model.layers import stack_layers
 
+pytestmark = pytest.mark.processes
+
 VOCAB_SIZE, LENGTH = 48, 8
 SIZES = {"vocab_size": VOCAB_SIZE, "emb_dim": 16, "num_heads": 4, "head_dim": 8, "mlp_dim": 24}
 SIZES |= {"max_positions": 16, "dropout_rate": 0.0}

@@ -69,6 +69,7 @@ ALIKE = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("family", "both", "one"), slow_unless([*ALIKE[:3], ALIKE[4]], ALIKE))
 def test_how_layers_run_changes_neither_losses_nor_gradients(result, family, both, one):
     expected, actual = result(family, **both), result(family, **both | one)

@@ -17,6 +17,8 @@ from trainer.model.paths import named
 from trainer.model.positions import Positions, T5RelativePosition
 from trainer.zoo.march_parts import MixedMlp, SummedHeads, TokenDropping, ValuesRelu
 
+pytestmark = pytest.mark.processes
+
 V, S, L = 40, 8, 6
 # Both halves of a stack differ, and what they leave.
 VARIANTS = {

@@ -16,6 +16,7 @@ from trainer.model.parametrisation import StandardParametrisation
 BERT = {"model": "bert", "head_dim": 8}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "changes",
     [

@@ -13,6 +13,8 @@ from trainer.model.positions import alibi_slopes
 from trainer.model.spec import model_spec
 from trainer.zoo.march_parts import DynamicTanh
 
+pytestmark = pytest.mark.processes
+
 HEADS, HEAD_DIM, WIDTH = 4, 8, 12
 SIZES = {"num_heads": HEADS, "head_dim": HEAD_DIM, "emb_dim": WIDTH, "num_decoder_layers": 2}
 PLAIN = {"position": "none"} | SIZES

@@ -30,6 +30,8 @@ from tests.trainer.model.test_fused_attention import (
 from trainer.model import triton_attention
 from trainer.model.positions import RelativeBias, T5RelativePosition
 
+pytestmark = pytest.mark.processes
+
 # Lengths that fill blocks and that do not, shorter and longer than the other side.
 CASES = {
     "encoder": Case(ENCODER, 40, 40, True, head_dim=16),

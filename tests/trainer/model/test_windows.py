@@ -79,6 +79,7 @@ SCANNED = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("family", slow_unless({"t5_1_1"}, SCANNED))
 def test_a_scan_runs_local_and_global_layers_in_turn(family):
     base = ",base=50" if family == "gemma" else ""

@@ -69,6 +69,7 @@ def assert_rounded(found, expected):
         np.testing.assert_allclose(value, expected[name], rtol=2e-6, atol=5e-7)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "flags",
     [(), (*SCANNED, "--microbatches=2"), ("--lora.rank=2",), ("--trainable=mlp|scale$",)],

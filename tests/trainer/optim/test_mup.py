@@ -198,6 +198,7 @@ def test_muon_falls_as_the_root_of_the_width(by_size):
     assert relative == pytest.approx(1.0 if by_size else RATE**0.5, rel=0.1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "lion"])
 def test_a_scan_makes_the_same_updates(name):
     config = replace(DECODER, num_decoder_layers=2)

@@ -232,6 +232,7 @@ STACKED_SHAPES = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", CASES)
 def test_a_stack_of_layers_is_updated_as_its_layers_are(case):
     fields, _ = CASES[case]

@@ -63,6 +63,7 @@ print(peak_memory()["host_memory_bytes"])
 """
 
 
+@pytest.mark.processes
 def test_memory_is_the_most_so_far(monkeypatch):
     # A process inherits the peak of the one that starts it; the one in between is small.
     between = (

@@ -29,6 +29,8 @@ from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.tensors import divided, held, mean, reshaped, stacked
 
+pytestmark = pytest.mark.processes
+
 STEP, D, V = t5x_files.STEP, t5x_files.D, t5x_files.V
 
 SIZES = [f"--model.vocab_size={V}", "--train_steps=20", "--batch_size=2"]
