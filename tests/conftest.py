@@ -35,7 +35,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 # A worker frees the programs that it has compiled above this memory after a file of tests, and
 # where a test has taken it this much further than it was after the last time.
-MEMORY_BYTES, MORE_BYTES = 700_000_000, 350_000_000
+MEMORY_BYTES, MORE_BYTES = 600_000_000, 300_000_000
 _left_bytes = MEMORY_BYTES
 
 # The time of a test depends on the machine; benchmarks/ measures speed. `make test` draws the same

@@ -54,6 +54,7 @@ def test_gradients(array_set, gradient_variant, assert_close):
         assert_close(leaf(ours, name), expected, 1e-5, name)
 
 
+@pytest.mark.processes
 def test_losses_along_the_way(array_set, training, trained, assert_close):
     _, losses = trained
     assert_close(losses, array_set.arrays[f"{training}/loss_before_step"], 1e-5)

@@ -22,6 +22,8 @@ from tests.support import small_tokenizers
 from tests.support.packed import tar
 from tests.support.plain_records import read_rows
 
+pytestmark = pytest.mark.processes
+
 LANGUAGES = ("en", "ro")
 
 
@@ -205,7 +207,6 @@ def test_equal_files_are_told_by_their_paths(build, tmp_path):
     assert (only[0], only[1].file.name) == (1, "ro/data")
 
 
-@pytest.mark.processes
 def test_several_corpora_with_columns_of_their_own(build, tmp_path, capsys):
     folder = tmp_path / "two words"
     folder.mkdir()

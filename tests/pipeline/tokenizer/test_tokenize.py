@@ -80,6 +80,7 @@ def assert_equal(fast, processor, texts: list[str]) -> None:
         assert tokens[begin:end].tolist() == processor.encode(text), text[:200]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", slow_unless({"unigram", "bpe_bytes"}, MODELS))
 def test_real_text(models, name):
     fast, processor = both(models[name])

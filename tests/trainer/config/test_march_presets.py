@@ -11,6 +11,8 @@ from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.t5x.write import unsupported
 
+pytestmark = pytest.mark.processes
+
 V = 32_128
 
 

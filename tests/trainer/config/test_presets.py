@@ -205,6 +205,7 @@ PRIMER = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PRIMER)
 def test_totals_of_primer(name):
     (layers, d, mlp, joined, heads, inputs, vectors, taps), total = PRIMER[name]
@@ -258,6 +259,7 @@ def test_the_berts_of_t5_experiments():
     assert model_preset("bert_base_4l_pre_ln_rotary").rotated_channels == 16
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("preset", "position", "difference"),
     [
@@ -301,6 +303,7 @@ def test_flops_of_a_decoder_only_step_by_hand():
     assert flops_per_step(untied, batch, 512, length) == expected
 
 
+@pytest.mark.processes
 def test_flops_of_parts_of_primer_beside_the_vanilla_model():
     batch, length = 4, 64
 

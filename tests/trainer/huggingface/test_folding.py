@@ -7,6 +7,8 @@ from tests.trainer.huggingface.conftest import random_batch, random_params
 from trainer.huggingface import folding, parity
 from trainer.model.config import ModelConfig
 
+pytestmark = pytest.mark.processes
+
 SIZES = {"vocab_size": 384, "emb_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 64}
 MODELS = {
     # Its norms multiply by 1 + scale.

@@ -22,6 +22,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
 from trainer.zoo.t5_experiments_parts import ConditionalQueryAttention
 
+pytestmark = pytest.mark.processes
+
 B, L, D, G, K = 2, 7, 6, 2, 4
 SHARED = Shared(D, 40, "float32", 0.0, StandardParametrisation())
 # The first row is one example and padding; the second has two examples and padding.

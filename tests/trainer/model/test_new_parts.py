@@ -25,6 +25,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, decayed, init_params, parameter_facts
 from trainer.t5x import write
 
+pytestmark = pytest.mark.processes
+
 MIXER = {"mixer": "average", "position": "absolute"}
 OTHERS = {
     "norm": "magnitude",

@@ -17,6 +17,8 @@ from trainer.model.scanned import scan
 from trainer.model.switch import ROUTING
 from trainer.model.transformer import run_model
 
+pytestmark = pytest.mark.processes
+
 LENGTH, WIDTH = 5, 4
 
 
@@ -158,7 +160,6 @@ MODELS = {
 }
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("family", slow_unless({"lm"}, MODELS))
 def test_a_model_draws_and_learns_as_with_the_scan_of_flax(make_config, packed, family):
     config = make_config(family, scan_layers=True, dropout_rate=0.3, **MODELS[family])

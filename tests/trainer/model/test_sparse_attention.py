@@ -31,6 +31,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, logical_axes
 from trainer.zoo import sparse_layouts
 
+pytestmark = pytest.mark.processes
+
 ENCODER, DECODER, PREFIX = Mask(), Mask(causal=True), Mask(causal=True, prefix=True)
 MASKS = {"bidirectional": ENCODER, "unidirectional": DECODER, "prefix": PREFIX}
 PATTERNS = {
