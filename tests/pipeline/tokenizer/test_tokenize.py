@@ -46,7 +46,7 @@ def corpus() -> list[str]:
     return lines + [line for text in stdlib_docs.documents().values() for line in text.splitlines()]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def models() -> dict[str, bytes]:
     lines = [line for line in corpus() if line.strip()]
     sample = random.Random(0).sample(lines, 3000) + TEXTS.read_text().splitlines()
