@@ -383,6 +383,12 @@ def _run(name: str, config: Any, flags: Mapping[str, Any]) -> tuple[int, Any]:
 def _typed(name: str, config: Any, flags: Mapping[str, Any]) -> Any:
     """Returns the flags of a command, unless it has a configuration object instead."""
     main = command(COMMANDS[name])
+    corpus = flags.get("corpus")
+    if not isinstance(corpus, (str, os.PathLike, CorpusSpec, list, tuple, type(None))):
+        raise UserError(
+            f"{name}: corpus is a SPEC, not {shown(corpus)}: write_corpus(texts, PATH) writes "
+            'texts, such as frame["text"], and returns their SPEC'
+        )
     if config is None:
         return main.typed(flags)
     kind = Config if name == "pretrain" else main.flags

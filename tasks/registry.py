@@ -108,10 +108,16 @@ def get(name: str, module: str | None = None) -> TaskSpec:
     """Returns the task `name`, registered or NAME_OBJECTIVE; raises UserError if there is none."""
     found = find(name, module)
     if found is None:
+        if name.startswith("seqio:"):
+            raise UserError(
+                f"--task={name}: trainer.pretrain trains on seqio's tasks as they are; for a "
+                "cache, run seqio_cache_tasks, then pipeline.adopt on its folder (docs/adopting.md)"
+            )
         known, family = tasks(module), name.partition("_")[0] + "_"
         names = ", ".join(each for each in known if each.startswith(family))
         raise UserError(
-            f"unknown task {name}{nearest(name, known)}; {f'known: {names}; ' if names else ''}a "
+            f"unknown task {name}{nearest(name, [*known, *OBJECTIVES])}; "
+            f"{f'known: {names}; ' if names else ''}a "
             f"task on your own corpus is called NAME_OBJECTIVE, such as {OWN_EXAMPLE}, with one of "
             f"the objectives {', '.join(OBJECTIVES)}"
         )

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pipeline.building import graph, lifecycle, planning, repeated_ids, summary
+from pipeline.building import graph, lifecycle, planning, repeated_ids, summary, unknown
 from pipeline.building.documents import KEPT_BY, is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
@@ -80,6 +80,8 @@ def run(planned: planning.Planned, claim: parts.Claim, runner: Engine, advise: b
             return
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
+        lost = unknown.share(list(shards.values()))
+        unknown.check(lost, options.max_unknown, job, planned.of.vocabulary)
         for line in cache_lists.left_out(folder, plan, shards, lists):
             print(line)
         is_new = lifecycle.complete(folder, plan, shards)
@@ -276,6 +278,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(summary.rules_table(expected.filtered))
+    unknown.check(expected.unknown, options.max_unknown, job, loaded)
     seconds = (
         f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
     )

@@ -94,8 +94,14 @@ class Options:
     )
     max_quarantined: float = field(
         0.05,
-        "fail if more than this share of documents is faulty, from 0 to 1; empty documents and "
-        "pairs that are too long do not count as faulty",
+        "fail if more than this share of documents is faulty, from 0 to 1, as pairs with an empty "
+        "side are; empty texts and pairs that are too long do not count as faulty",
+        rule=SHARE,
+    )
+    max_unknown: float = field(
+        0.1,
+        "fail if more than this share of tokens is unknown, from 0 to 1, as the vocabulary cannot "
+        "spell their text; a share of 0.01 or more is printed with the characters",
         rule=SHARE,
     )
     tokenizer: str = field(

@@ -67,7 +67,7 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
         return (name, *(format(cell, form) for cell in cells))
 
     def totals(field: str) -> list[int]:
-        return [sum(getattr(shard, field) for shard in shards) for shards in columns]
+        return [sum(getattr(shard, field) or 0 for shard in shards) for shards in columns]
 
     def of_pairs(field: str) -> list[list[int]]:
         return [[getattr(shard.pairs, field) for shard in shards] for shards in columns]
@@ -79,6 +79,10 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
     yield row("text, MB", (size / 1e6 for size in text), ",.2f")
     ratios = (size / max(count, 1) for size, count in zip(text, tokens, strict=True))
     yield row("bytes per token", ratios, ".2f")
+    lost = totals("unknown_tokens")
+    if any(lost):
+        shares = (count / max(total, 1) for count, total in zip(lost, tokens, strict=True))
+        yield row("unknown tokens", shares, ".2%")
     yield row("on disk, MB", (size / 1e6 for size in disk), ",.2f")
     every = [shard for shards in columns for shard in shards]
     if any(shard.pairs for shard in every):

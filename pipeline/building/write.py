@@ -53,6 +53,7 @@ class ShardWriter:
         self.unit = plan.unit
         self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
         special = plan.vocabulary.special_ids
+        self._unknown, self._unknown_tokens = special.unk, 0
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
         self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
         names = (field.name for field in dataclasses.fields(manifest.PairCounts))
@@ -140,6 +141,7 @@ class ShardWriter:
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
+            unknown_tokens=self._unknown_tokens or None,
             **self._counts,
         )
         try:
@@ -164,6 +166,7 @@ class ShardWriter:
             return
         starts = np.bincount(rows.row, minlength=len(rows.lengths))
         text = text_tokens(rows.tokens, rows.lengths, *self._unspoken)
+        self._unknown_tokens += int(np.count_nonzero(rows.tokens == self._unknown))
         tokens = rows.lengths
         index = np.zeros(len(rows.lengths), self._index_type)
         if rows.inputs is None or rows.inputs_lengths is None:
@@ -175,6 +178,7 @@ class ShardWriter:
             index["inputs"] = sizes["inputs"]
             text_of_inputs = text_tokens(rows.inputs, sizes["inputs"], *self._unspoken)
             text = text + text_of_inputs
+            self._unknown_tokens += int(np.count_nonzero(rows.inputs == self._unknown))
             counts = self._pair_counts
             counts["inputs_tokens"] += int(text_of_inputs.sum())
             for side, lengths in sizes.items():

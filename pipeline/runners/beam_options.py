@@ -39,6 +39,12 @@ def arguments(flags: Any) -> list[str]:
     runner = runner if "." in runner else name
     if name in _REJECTED:
         raise UserError(f"--runner={flags.runner} is refused: {_REJECTED[name]}")
+    if name not in (IN_PROCESS, DATAFLOW, *PORTABLE) and "." not in runner:
+        others = "; on Slurm, give each task of an array --part=K/N" if name == "slurm" else ""
+        raise UserError(
+            f"unknown --runner={flags.runner}: it is spark, ray, {DATAFLOW}, "
+            f"{', '.join(PORTABLE)} or the dotted name of a class of Beam{others} (docs/engines.md)"
+        )
     if any("multi_threading" in argument for argument in given):
         raise UserError(
             "--direct_running_mode=multi_threading loses elements silently and reports success "

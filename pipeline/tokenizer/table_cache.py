@@ -2,13 +2,15 @@
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from tasks.storage import files
+from tasks.storage import files, user_cache
+from tasks.terminal.command_line import UserError
+
+_MOST_BYTES = 1 << 30
 
 
 def load_or_make(
@@ -19,7 +21,8 @@ def load_or_make(
     for module in modules:
         with open(module, "rb") as file:
             digest.update(file.read())
-    path = os.path.join(_folder(), f"tokenizer-{digest.hexdigest()[:32]}.npz")
+    folder = user_cache.folder()
+    path = folder / f"tokenizer-{digest.hexdigest()[:32]}.npz"
     try:
         with np.load(path, allow_pickle=False) as kept:
             arrays = {name: kept[name] for name in names}
@@ -27,14 +30,10 @@ def load_or_make(
     except Exception:  # missing, or damaged in any way
         pass
     made = make()
-    with contextlib.suppress(OSError):  # no writable home: continue without a cache
-        os.makedirs(_folder(), exist_ok=True)
-        with files.atomic_write(path) as file:
+    # No writable home, or a folder in the place of the file: continue without a cache.
+    with contextlib.suppress(OSError, UserError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.atomic_write(str(path)) as file:
             np.savez(file, **made)
+        user_cache.remove_oldest(folder, "tokenizer-*.npz", _MOST_BYTES)
     return made
-
-
-def _folder() -> str:
-    """Returns the user's cache folder. Source: the XDG Base Directory Specification."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(home, "palimpsest")

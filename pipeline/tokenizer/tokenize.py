@@ -11,7 +11,7 @@ from tasks import arrow
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.registered import RegisteredCodec
-from tasks.vocabularies.sentencepiece_model import OLD_LAW, RELEASES, installed
+from tasks.vocabularies.sentencepiece_model import NEW_LAW, OLD_LAW, RELEASES, installed
 from tasks.vocabulary import Vocabulary
 
 FAST = "fast"
@@ -29,6 +29,7 @@ _AUDIT_INTERVAL = 256
 _AUDITED_BYTES = 64 << 10
 # Why FAST does not support a class from --task_module.
 _CLASS = "only its own code knows its ids"
+_WITHOUT_BEAM = ", without Beam, as it needs protobuf 7"
 
 Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | byte_pairs.ByteTokenizer
 
@@ -161,8 +162,9 @@ def check_law(vocabulary: Vocabulary, law: str, engine: str, refusal: str = "") 
     if why := other_law(vocabulary, law):
         reason, fast = (f" leaves it to the library ({refusal})", "") if refusal else ("", FAST)
         raise UserError(
-            f"--tokenizer={engine}{reason}: {why}: pip install '{RELEASES[law]}', or give "
-            f"--sentencepiece_law={installed()[1]}{fast and f' or --tokenizer={fast}'}"
+            f"--tokenizer={engine}{reason}: {why}: give --sentencepiece_law={installed()[1]}"
+            f"{fast and f' or --tokenizer={fast}'}, or an environment with '{RELEASES[law]}'"
+            f"{_WITHOUT_BEAM if law == NEW_LAW else ''}"
         )
 
 

@@ -36,6 +36,7 @@ class Rows:
     most: int  # highest id
     inputs: np.ndarray  # [R], number of input tokens; 0 for texts
     inputs_text: int  # number of tokens of all inputs, without EOS
+    unknown: int  # number of unknown tokens
 
 
 def joined(parts: list[Rows]) -> Rows:
@@ -51,6 +52,7 @@ def joined(parts: list[Rows]) -> Rows:
         min((part.least for part in parts), default=np.iinfo(np.int32).max),
         max((part.most for part in parts), default=0),
         all_of("inputs"), sum(part.inputs_text for part in parts),
+        sum(part.unknown for part in parts),
     )  # fmt: skip
 
 
@@ -102,6 +104,7 @@ def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
         min((int(each.min()) for each in sizes), default=np.iinfo(np.int32).max),
         max((int(each.max()) for each in sizes), default=0),
         inputs, inputs_text,
+        sum(int(np.count_nonzero(each == plan.vocabulary.special_ids.unk)) for each in both),
     )  # fmt: skip
 
 

@@ -139,6 +139,8 @@ class ShardChecker:
             "text_tokens": int(rows.text.sum()),
             "longest_row": int(rows.text.max(initial=0)),
         }
+        if shard.unknown_tokens is not None:
+            counts["unknown_tokens"] = rows.unknown
         pairs = {
             "inputs_tokens": rows.inputs_text,
             "longest_inputs": int(rows.inputs.max(initial=0)),

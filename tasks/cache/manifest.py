@@ -140,6 +140,7 @@ class Shard:
     adopted: AdoptedCounts | None = None  # counts for another program's file; None for ours
     cut_paragraphs: int | None = None  # number of paragraphs cut from documents; None if none
     edits: dict[str, int] | None = None  # edit made by filters -> number of times; None if none
+    unknown_tokens: int | None = None  # None if none, and in caches of older releases
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +339,7 @@ class CacheManifest:
 
     def total(self, split: str, field: str) -> int:
         """Sums an integer field ("rows", "tokens", "documents") over a split's shards."""
-        return sum(getattr(shard, field) for shard in self.splits[split])
+        return sum(getattr(shard, field) or 0 for shard in self.splits[split])
 
     def dropped(self, split: str) -> dict[str, int]:
         counts: Counter[str] = Counter()

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.metrics.text import references
+from tasks.metrics.words import UnicodeWords, spaced
 
 
 def bleu(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
     """Returns corpus BLEU with sacrebleu's "13a" tokens, 0 to 100, as used for WMT.
+
+    Texts in scripts without spaces are compared by characters, as sacrebleu's "zh" does. Texts of
+    fewer than four words have none of BLEU's longest n-grams, so their BLEU is 0 even if equal.
 
     Source: Post 2018 (arXiv:1804.08771).
     """
@@ -26,7 +30,9 @@ def bleu_intl(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, f
 def _bleu(targets: Sequence[Any], predictions: Sequence[str], tokens: str) -> float:
     import sacrebleu
 
-    return sacrebleu.corpus_bleu(list(predictions), _streams(targets), tokenize=tokens).score
+    streams = [[each and spaced(each) for each in stream] for stream in _streams(targets)]
+    given = list(map(spaced, predictions))
+    return sacrebleu.corpus_bleu(given, streams, tokenize=tokens).score
 
 
 def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
@@ -51,12 +57,13 @@ def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
 
     Source: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"; rouge-score; T5,
     `metrics.rouge_mean`.
-    Differences: T5's tasks report the middle of a bootstrap; this is the mean.
+    Differences: T5's tasks report the middle of a bootstrap; this is the mean. Words are Unicode's;
+    rouge-score and T5 know the letters a to z only, and cut words at others.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
     kinds = ("rouge1", "rouge2", "rougeLsum")
-    scorer = RougeScorer(kinds)
+    scorer = RougeScorer(kinds, tokenizer=UnicodeWords())
     sums = dict.fromkeys(kinds, 0.0)
     for target, prediction in zip(targets, predictions, strict=True):
         texts = [_sentences(each) for each in references(target)]

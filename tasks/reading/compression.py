@@ -1,16 +1,17 @@
 """Tells the compression of files by their first bytes, whatever their names are; decompresses."""
 
-import importlib
+import gzip
 import io
 import re
 import tarfile
 from collections.abc import Callable
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from tasks.terminal.command_line import UserError
 
 HEAD_BYTES = 512  # the header of a tar's first member
-_ZSTD_STEP_BYTES = 16 << 10  # of compressed data; what it expands to is held in memory
+_PACKED_BYTES = 16 << 10  # read in one step; of zstd, what they expand to is held in memory
+_UNPACKED_BYTES = 256 << 10  # at most in one step, of bzip2 and xz
 _ZSTD_LONGEST_WINDOW = 1 << 31  # as written by zstd --long=31; holding it takes 2 GiB of memory
 
 
@@ -27,22 +28,86 @@ class _Packing(NamedTuple):
     open: Callable[[IO[bytes]], Any] | None = None
 
 
-def _opener(library: str) -> Callable[[IO[bytes]], Any]:
-    return lambda handle: importlib.import_module(library).open(handle)
+class _Decompressor(Protocol):
+    """Decompresses one stream, as `bz2.BZ2Decompressor` does."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _Zstd:
+    """A decompressor of one frame, with windows of up to 2 GiB; Arrow's are limited to 128 MiB."""
+
+    needs_input = True  # it holds nothing back
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self._error = zstandard.ZstdError
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_LONGEST_WINDOW)
+        self._frame = decompressor.decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        try:
+            return self._frame.decompress(data)
+        except self._error as error:
+            raise ValueError(str(error)) from error
+
+
+def _gzip(handle: IO[bytes]) -> Any:
+    return gzip.open(handle)
+
+
+def _bzip2() -> _Decompressor:
+    import bz2
+
+    return bz2.BZ2Decompressor()
+
+
+def _xz() -> _Decompressor:
+    import lzma
+
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ)
+
+
+def _lzma() -> _Decompressor:
+    import lzma
+
+    return lzma.LZMADecompressor(lzma.FORMAT_ALONE)
+
+
+def _opener(
+    decompressor: Callable[[], _Decompressor], padding: int = 0
+) -> Callable[[IO[bytes]], Any]:
+    return lambda handle: io.BufferedReader(_Streams(handle, decompressor, padding))
 
 
 # No text begins like any of these: they are not UTF-8, or, but for bzip2, have control characters.
 _PACKINGS = {
-    "gzip": _Packing(rb"\x1f\x8b\x08", "gz|gzip|tgz", _opener("gzip")),
-    "bzip2": _Packing(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "bz2|bzip2|tbz2?", _opener("bz2")),
-    "xz": _Packing(rb"\xfd7zXZ\0", "xz|txz", _opener("lzma")),
+    "gzip": _Packing(rb"\x1f\x8b\x08", "gz|gzip|tgz", _gzip),
+    "bzip2": _Packing(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "bz2|bzip2|tbz2?", _opener(_bzip2)),
+    "xz": _Packing(rb"\xfd7zXZ\0", "xz|txz", _opener(_xz, padding=4)),
     # The usual properties, a dictionary of whole blocks, and an unknown or a plausible size.
-    "lzma": _Packing(rb"\]\0\0..(?:\xff{8}|.{5}\0{3})", "lzma|tlz", _opener("lzma")),
+    "lzma": _Packing(rb"\]\0\0..(?:\xff{8}|.{5}\0{3})", "lzma|tlz", _opener(_lzma)),
     # The second form begins a skippable frame.
     "zstd": _Packing(
         rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
         "zst|zstd|tzst",
-        lambda handle: io.BufferedReader(_Zstd(handle)),
+        _opener(_Zstd),
     ),
     "zip": _Packing(rb"PK(?:\x03\x04|\x05\x06)", "zip"),
     "tar": _Packing(rb"(?!)", "tar"),  # see `_is_tar`
@@ -150,22 +215,24 @@ def _head(stream: Any) -> bytes:
     return head
 
 
-class _Zstd(io.RawIOBase):
-    """The content of all frames of a zstd file, with windows of up to 2 GiB.
+class _Streams(io.RawIOBase):
+    """The content of all streams of a compressed file, to its last byte.
 
-    zstandard's own reader takes a missing end for the end of the file, and Arrow's limits windows
-    to 128 MiB.
+    The readers of `bz2` and `lzma` take bytes after the first stream that are no stream for the end
+    of the file, and zstandard's takes a missing end for one. `padding` is the number of bytes of
+    which whole multiples, zeros, may follow a stream of xz (its specification, 2.2).
     """
 
-    def __init__(self, handle: IO[bytes]):
-        self._handle = handle
+    def __init__(self, handle: IO[bytes], decompressor: Callable[[], _Decompressor], padding: int):
+        self._handle, self._decompressor, self._padding = handle, decompressor, padding
         self._restart()
 
     def _restart(self) -> None:
         self._handle.seek(0)
-        self._frame: Any = None  # the frame being read
+        self._stream: _Decompressor | None = None  # the one being read
         self._packed, self._data = b"", memoryview(b"")
         self._position = 0
+        self._zeros: int | None = None  # after a stream
 
     def readable(self) -> bool:
         return True
@@ -200,21 +267,32 @@ class _Zstd(io.RawIOBase):
 
     def _advance(self) -> bool:
         """Decompresses a step, which may give no data; returns False at the end of the file."""
-        import zstandard
-
-        packed = self._packed or self._handle.read(_ZSTD_STEP_BYTES)
-        self._packed = b""
-        if not packed:
-            if self._frame:
-                raise EOFError("it is cut short: the end of a zstd frame is missing")
-            return False
-        if not self._frame:
-            decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_LONGEST_WINDOW)
-            self._frame = decompressor.decompressobj()
-        try:
-            self._data = memoryview(self._frame.decompress(packed))
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-        if self._frame.eof:
-            self._packed, self._frame = self._frame.unused_data, None
+        if not self._stream or self._stream.needs_input:
+            packed = self._packed or self._handle.read(_PACKED_BYTES)
+            self._packed = b""
+            if not packed:
+                self._check_padding()
+                if self._stream:
+                    raise EOFError("it is cut short: the end of its last stream is missing")
+                return False
+            if self._zeros is not None and self._padding:
+                rest = packed.lstrip(b"\0")
+                self._zeros += len(packed) - len(rest)
+                if not rest:
+                    return True
+                packed = rest
+                self._check_padding()
+        else:
+            packed = b""
+        if not self._stream:
+            self._stream, self._zeros = self._decompressor(), None
+        self._data = memoryview(self._stream.decompress(packed, _UNPACKED_BYTES))
+        if self._stream.eof:
+            self._packed, self._stream, self._zeros = self._stream.unused_data, None, 0
         return True
+
+    def _check_padding(self) -> None:
+        if self._zeros and self._zeros % self._padding:
+            raise ValueError(
+                f"{self._zeros} zeros follow a stream, which is no multiple of {self._padding}"
+            )

@@ -63,6 +63,8 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
         del others["folders"]  # their files match as well
     notes = [f"not read: {kind}, {count:,}" for kind, count in sorted(others.items())]
     if not listed:
+        if store.CHAIN in spec.location:
+            notes.append(store.ARCHIVES)
         raise UserError("; ".join([f"no file matches {spec.location}", *notes]))
     listed.sort(key=lambda file: file.name)
     return dataclasses.replace(spec, location=relative), listed, notes

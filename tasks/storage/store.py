@@ -18,6 +18,9 @@ REQUEST_BYTES = 8 << 20
 # Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
 
+CHAIN = "::"  # between the URLs of fsspec's chains
+ARCHIVES = "of an archive, all files are read: give its own path, or unpack it"
+
 Result = TypeVar("Result")
 # Yields the bytes [start, stop) of a file in chunks of any size.
 Fetch = Callable[[int, int], Generator[bytes, None, None]]
@@ -31,7 +34,10 @@ def filesystem(path: str) -> tuple[Any, str]:
     import fsspec
 
     if not is_remote(path):
-        return fsspec.core.url_to_fs(local_path(path))
+        local = fsspec.filesystem("file")
+        return local, local._strip_protocol(local_path(path))
+    if CHAIN in path:  # fsspec would open the first part alone
+        raise UserError(f"cannot open {path}: chains of URLs are not read; {ARCHIVES}")
     # gcsfs queries the bucket's type over gRPC, before every operation if the query is forbidden.
     # Set this to true for the bucket types that need it. On an emulator the query takes 35 to 96 s.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")

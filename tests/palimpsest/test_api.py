@@ -189,6 +189,7 @@ def test_a_value_without_its_name_is_refused(name, given, said):
      (lambda: palimpsest.write_corpus(["a"], 3), "3: it must be the path"),
      (lambda: palimpsest.write_corpus(["a"], ""), "'': it must be the path"),
      (lambda: palimpsest.pretrain(corpus="json:x"), "call palimpsest.build.corpus='json:x', …. f"),
+     (lambda: palimpsest.build(corpus={"text": TEXTS}), "corpus is a SPEC, not .*: write_corpus"),
      (lambda: palimpsest.pretrain(print_config="values"), "print_config makes no model: use pali")],
 )  # fmt: skip
 def test_a_value_of_another_type_is_refused(call, said):

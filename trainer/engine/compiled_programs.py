@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from tasks.storage import user_cache
 from tasks.terminal.command_line import UserError
 from trainer.engine import determinism
 from trainer.engine.sharding import replicated
@@ -92,9 +93,9 @@ def enable() -> None:
     if not config.jax_enable_compilation_cache:
         return
     if not config.jax_compilation_cache_dir:
-        within = _users_folder()
+        within = user_cache.folder("xla")
         if config.jax_compilation_cache_max_size == -1:  # otherwise, JAX keeps to the user's limit
-            remove_oldest(within)
+            user_cache.remove_oldest(within, "*-cache", _MOST_BYTES)
         config.update("jax_compilation_cache_dir", str(within / _machine()))
     folder = pathlib.Path(config.jax_compilation_cache_dir)
     if "://" in str(folder):
@@ -109,11 +110,6 @@ def enable() -> None:
         remove_damaged(folder)
     else:
         config.update("jax_compilation_cache_dir", None)
-
-
-def _users_folder() -> pathlib.Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(home, "palimpsest", "xla")
 
 
 def _machine() -> str:
@@ -136,21 +132,6 @@ def _writable(folder: pathlib.Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK) and free >= _LEAST_FREE
-
-
-def remove_oldest(folder: pathlib.Path, most: int = _MOST_BYTES) -> None:
-    """Removes the programs used longest ago until the rest take up `most` bytes."""
-    try:
-        found = [(path, path.stat()) for path in folder.rglob("*-cache")]
-        # Most systems note when a file is read, once a day; others when it was written.
-        found.sort(key=lambda each: -max(each[1].st_atime, each[1].st_mtime))
-        size = 0
-        for path, facts in found:
-            size += facts.st_size
-            if size > most:
-                path.unlink(missing_ok=True)
-    except OSError:
-        return  # another process removed a file, or the folder is read-only
 
 
 def remove_damaged(folder: pathlib.Path) -> None:

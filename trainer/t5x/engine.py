@@ -58,7 +58,7 @@ _SUPPORTED = (
     *("optimizer.min_dim_size_to_factor", "loss.", "checkpoint.every_steps", "checkpoint.keep"),
     *("evaluation.every_steps", "evaluation.batch_size", "evaluation.batches", "task_module"),
     *("metrics.every_steps", "mesh.data", "mesh.tensor", "init_from_state"),
-    *("init_from_vocabulary.", "optimizer.weight_decay_rate_exponent"),
+    *("init_from_vocabulary.", "optimizer.weight_decay_rate_exponent", "vocabulary."),
 )
 _GROUPS = tuple(name for name in _SUPPORTED if name.endswith("."))
 _REASONS = {

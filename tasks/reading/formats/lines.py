@@ -10,7 +10,15 @@ from tasks.reading.corpus import FilePart, FileRange, SourceFile
 from tasks.terminal.command_line import UserError
 
 MARK = codecs.BOM_UTF8
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# The mark of UTF-32 in this order of bytes begins with that of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+_ENCODING_BYTES = 4096  # of a file, in which NULs are counted
+_NULS, _NUL_SHARE = 8, 0.05  # text in UTF-8 has fewer
 
 _BLOCK_BYTES = 1 << 20
 _PEEK_BYTES = 256 << 10  # one small request
@@ -48,9 +56,28 @@ def peek(file: SourceFile) -> tuple[bytes, bool]:
 
 
 def check_encoding(head: bytes) -> None:
-    """Raises ValueError if a file that begins with `head` is UTF-16."""
-    if head.startswith(_UTF_16):
-        raise ValueError("it is UTF-16: convert it to UTF-8, e.g. with iconv -f utf-16 -t utf-8")
+    """Raises ValueError if a file that begins with `head` is UTF-16 or UTF-32."""
+    for mark, name in _MARKS.items():
+        if head.startswith(mark):
+            raise ValueError(_converted(f"it is {name}", name.lower()))
+    head = head[:_ENCODING_BYTES]
+    nuls = [head[place::4].count(0) for place in range(4)]
+    before, after = nuls[0] + nuls[2], nuls[1] + nuls[3]
+    letters = len(head) // 4
+    if min(nuls[2:]) >= letters > 20 * nuls[0]:  # of every letter, the last two bytes
+        name = "utf-32le"
+    elif min(nuls[:2]) >= letters > 20 * nuls[3]:
+        name = "utf-32be"
+    elif max(before, after) < max(_NULS, _NUL_SHARE * len(head), 20 * min(before, after)):
+        return
+    else:  # Latin letters, or spaces and line ends alone
+        name = "utf-16le" if after > before else "utf-16be"
+    seen = f"{sum(nuls):,} of its first {len(head):,} bytes are NUL, as in {name[:6].upper()}"
+    raise ValueError(_converted(f"{seen} without a byte order mark", name))
+
+
+def _converted(seen: str, name: str) -> str:
+    return f"{seen}: convert it to UTF-8, e.g. with iconv -f {name} -t utf-8"
 
 
 class LongLine:

@@ -61,6 +61,11 @@ def parquet(tmp_path):
         (["--runner=PrismRunner"], "--runner=PrismRunner is refused"),
         (["--runner=DaskRunner"], "--runner=DaskRunner is refused"),
         (["--runner=prism"], "--runner=prism is refused"),  # as Beam reads it
+        (["--runner=slurm"], "it is spark, ray, DataflowRunner, "),
+        (["--task=seqio:mine"], "seqio_cache_tasks, then pipeline.adopt on its folder"),
+        (["--task=span_coruption"], "did you mean span_corruption?"),
+        (["--corpus=text:FOLDER/a.tar::b.txt"], "of an archive, all files are read"),
+        (["--corpus=text:gs://bucket/a.tar::b.txt"], "chains of URLs are not read"),
         (["--direct_running_mode=multi_threading"], "loses elements silently"),
         (["--direct_num_workers=2"], "has no effect without a --runner such as DataflowRunner"),
     ],

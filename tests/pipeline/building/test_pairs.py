@@ -180,7 +180,7 @@ def test_pairs_that_are_too_long(make, too_long, capsys):
     whole = make()
     found = pairs_of(whole)
     cache = make(
-        "--max_inputs=30", "--max_targets=9", f"--too_long={too_long}",
+        "--max_inputs=30", "--max_targets=9", f"--too_long={too_long}", "--max_quarantined=0.2",
         cache_dir=whole.parent.parent / "limited",
     )  # fmt: skip
     limited = pairs_of(cache)
@@ -398,3 +398,13 @@ def test_objectives_and_caches_of_different_kinds(make, cache):
         open_windows(str(cache), texts, "train", Supervised(), lengths)
     with pytest.raises(UserError, match=r"has inputs of up to .* set it to .*too_long=cut"):
         open_windows(str(of_pairs), manifest, "train", Supervised(), lengths)
+
+
+def test_many_empty_sides_are_refused(make, tmp_path):
+    rows = [{"id": f"{n}", "q": f"who wrote book {n}?", "a": ""} for n in range(300)]
+    write_json(tmp_path / "corpus" / "b.jsonl", rows)
+    with pytest.raises(UserError, match=r"5\d\.\d% .* faulty \(.*30\d empty targets.*--max_quara"):
+        make()
+    assert not (tmp_path / "cache" / TASK / "COMPLETED").exists()
+    make("--max_quarantined=0.6")
+    assert (tmp_path / "cache" / TASK / "COMPLETED").exists()

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from tasks.metrics import metric
+from tasks.metrics import metric, words
 from tasks.metrics.metric import METRICS, Metric
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
@@ -150,3 +150,56 @@ def test_the_table_imports_no_library():
         "assert not {'sklearn', 'scipy', 'sacrebleu', 'rouge_score'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Two texts without a common word in each script.
+SCRIPTS = {
+    "Latin": ("the new school of our town", "rain falls until late evening"),
+    "Romanian": ("președintele a vizitat școala nouă", "mâine plouă și bate vântul"),
+    "Cyrillic": ("президент посетил новую школу", "завтра будет сильный дождь"),
+    "Greek": ("ο πρόεδρος επισκέφθηκε το σχολείο", "αύριο θα βρέχει πολύ δυνατά"),
+    "Arabic": ("زار الرئيس المدرسة الجديدة", "غدا تمطر السماء كثيرا"),
+    "Hindi": ("राष्ट्रपति आज नए स्कूल गए", "कल बहुत तेज बारिश होगी"),
+    "Chinese": ("总统今天访问了北京的学校", "明夜有大雨和风"),
+    "Japanese": ("大統領は新しい学校を訪れた", "明日も雨がふります"),
+    "Thai": ("รัฐมนตรีไปโรงเรียน", "ฝนหยุดแล้ว"),
+}
+OF_TEXTS = {
+    "exact_match": (100, 0),
+    "squad": (100, 0),
+    "token_f1": (100, 0),
+    "bleu": (100, 5),
+    "bleu_intl": (100, 5),
+    "chrf": (100, 25),  # scripts share letters
+    "rouge": (100, 20),  # characters of Thai, which has no spaces
+    "character_error_rate": (0, 60),
+    "word_error_rate": (0, 100),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("name", OF_TEXTS)
+def test_equal_and_disjoint_texts_in_every_script(name, script):
+    if name.endswith("_rate"):
+        pytest.importorskip("editdistance")
+    text, other = SCRIPTS[script]
+    equal, disjoint = OF_TEXTS[name]
+    for found in METRICS[name]([text, other], [text, other]).values():
+        assert found == pytest.approx(equal)
+    for found in METRICS[name]([text, other], [other, text]).values():
+        assert found >= disjoint if name.endswith("_rate") else found <= disjoint
+
+
+def test_words_of_ascii_are_those_of_rouge_score():
+    tokenizers = pytest.importorskip("rouge_score.tokenizers")
+    text = "It's 3.5 %, SAID_he;\tx-ray\n(a)  b . c?"
+    assert words.UnicodeWords().tokenize(text) == tokenizers.DefaultTokenizer().tokenize(text)
+
+
+def test_words_of_other_scripts():
+    tokenize = words.UnicodeWords().tokenize
+    assert tokenize("Țara, șase-șapte în_2024!") == ["țara", "șase", "șapte", "în", "2024"]
+    assert tokenize("हिन्दी में।") == ["हिन्दी", "में"]
+    assert tokenize("ABC的学がGo") == ["abc", "的", "学", "が", "go"]
+    assert "".join(tokenize("ที่นี่")) == "ที่นี่"  # no mark is lost
+    assert words.spaced("plain text") == "plain text"

@@ -81,11 +81,22 @@ def test_utf_16_is_named(corpora, form):
     assert "UTF-16" in line or "no JSON object" in line
 
 
-def test_utf_16_of_plain_text_is_named(tmp_path):
-    (tmp_path / "a.txt").write_text("a line\n" * 9, encoding="utf-16")
+ENCODINGS = ("utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("text", ["a line\n", "o linie în română\n", "новая строка\n"])
+def test_other_encodings_of_plain_text_are_named(tmp_path, encoding, text):
+    (tmp_path / "a.txt").write_text(text * 9, encoding=encoding)
     for document in ("line", "file", "block"):
         line = refused(f"text:{tmp_path}/a.txt?document={document}")
-        assert "a.txt cannot be read: it is UTF-16: convert it to UTF-8" in line
+        assert "a.txt cannot be read: " in line
+        assert f": convert it to UTF-8, e.g. with iconv -f {encoding} -t utf-8" in line
+
+
+def test_text_with_a_few_nuls_is_read(tmp_path):
+    (tmp_path / "a.txt").write_text(("a long line with a NUL\0" + "!" * 20 + "\n") * 9)
+    assert len(read(f"text:{tmp_path}/a.txt")) == 9
 
 
 @pytest.mark.parametrize("form", FORMATS)

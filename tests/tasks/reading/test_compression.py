@@ -42,6 +42,8 @@ NAMES = {
     "gzip": ("gz", "GZ", "gzip", "tgz"), "bzip2": ("bz2", "BZ2"), "xz": ("xz", "Xz"),
     "lzma": ("lzma",), "zstd": ("zst", "zstd", "ZST"),
 }  # fmt: skip
+# The bytes that begin each stream. lzma has none, nor checksums.
+MAGIC = {"gzip": 3, "bzip2": 3, "xz": 6, "lzma": 0, "zstd": 4}
 ALL_NAMES = [(name, ending) for name, endings in NAMES.items() for ending in (*endings, "", "dat")]
 
 
@@ -102,7 +104,7 @@ def test_all_frames_of_zstd_are_read_at_any_step(tmp_path, monkeypatch):
     path, pack = tmp_path / "a.jsonl.zst", PACK["zstd"]
     data = skippable(b"table") + pack(LINES) + pack(b"") + skippable(b"") + pack(LINES)
     for step in (1, 7, 16 << 10):
-        monkeypatch.setattr(compression, "_ZSTD_STEP_BYTES", step)
+        monkeypatch.setattr(compression, "_PACKED_BYTES", step)
         path.write_bytes(data + skippable(b"index" * 99))
         assert len(texts(f"json:{path}")) == 600
         path.write_bytes(data[:-1])
@@ -113,6 +115,38 @@ def test_all_frames_of_zstd_are_read_at_any_step(tmp_path, monkeypatch):
     for place in (7, len(LINES) + 9, 3):
         assert stream.seek(place) == place
         assert stream.read(20) == (2 * LINES)[place : place + 20]
+
+
+@pytest.mark.parametrize("name", PACK)
+@pytest.mark.parametrize("step", [1, 16 << 10])
+def test_every_stream_is_read_or_named(tmp_path, monkeypatch, name, step):
+    monkeypatch.setattr(compression, "_PACKED_BYTES", step)
+    path, stream = tmp_path / "a.jsonl", PACK[name](LINES)
+    path.write_bytes(10 * stream)
+    assert len(texts(f"json:{path}")) == 3000
+    for place in range(MAGIC[name]):
+        data = bytearray(10 * stream)
+        data[3 * len(stream) + place] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"a\.jsonl cannot be read: "):
+            texts(f"json:{path}")
+    for rest in (b"x", b"rest", b"BZ", b"a long rest that is no stream"):
+        path.write_bytes(stream + rest)
+        with pytest.raises(UserError, match=r"a\.jsonl cannot be read: "):
+            texts(f"json:{path}")
+
+
+@pytest.mark.parametrize("step", [1, 3, 16 << 10])
+def test_padding_of_xz_is_read(tmp_path, monkeypatch, step):
+    monkeypatch.setattr(compression, "_PACKED_BYTES", step)
+    path, stream = tmp_path / "a.xz", PACK["xz"](LINES)
+    for between, after in ((0, 4), (8, 0), (4, 20_000)):
+        path.write_bytes(stream + bytes(between) + stream + bytes(after))
+        assert len(texts(f"json:{path}")) == 600
+    for between, after in ((0, 3), (5, 0), (0, 20_001)):
+        path.write_bytes(stream + bytes(between) + stream + bytes(after))
+        with pytest.raises(UserError, match="zeros follow a stream"):
+            texts(f"json:{path}")
 
 
 @pytest.mark.parametrize("name", PACK)
