@@ -29,6 +29,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.terminal.flags import made, parse
+from tasks.terminal.programs import program
 from tasks.terminal.texts import listed
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ def _report(
         written.append("curves.png")
     place = shlex.quote(output)
     print(f"written to {output}: {', '.join(written)}")
-    print(f"next: python -m trainer.report {place}/{cells.CELLS}/*/run", flush=True)
+    print(f"next: {program('trainer.report')} {place}/{cells.CELLS}/*/run", flush=True)
     left = [each for each in outcomes if each.status != cells.FINISHED]
     if left:
         failed = sum(each.status == cells.FAILED for each in left)

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from palimpsest import completion
 from palimpsest.commands import COMMANDS, GROUPS, command, installed, summary
-from tasks.terminal import command_line, extras
+from tasks.terminal import command_line, extras, programs
 from tasks.terminal.command_line import UserError, nearest
 
 _PROGRAM = "palimpsest"
@@ -66,7 +66,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         module = commands[name]
         if name == "pretrain" and any(word.partition("=")[0] == "--corpus" for word in rest):
             module = "palimpsest.from_corpus"
-        command(module).start(rest, f"{_PROGRAM} {name}")
+        with programs.named({module: f"{_PROGRAM} {name}" for name, module in COMMANDS.items()}):
+            command(module).start(rest, f"{_PROGRAM} {name}")
     command_line.run(_run, given, _PROGRAM)
 
 

@@ -29,6 +29,8 @@ def run(flags: Flags) -> None:
     """Prints the names and titles of all recipes, or copies one."""
     from palimpsest.recipes import recipe, shipped
 
+    if flags.copy == "":
+        raise UserError("--copy= names no recipe; palimpsest recipes lists them")
     if flags.copy is not None:
         text = shipped.text(flags.copy)
         name = f"{flags.copy}{shipped.SUFFIX}"
@@ -36,7 +38,7 @@ def run(flags: Flags) -> None:
             with open(name, "x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError as error:
-            raise UserError(f"--copy={flags.copy}: there is a file {name} here: move it") from error
+            raise UserError(f"--copy={flags.copy}: {name} is here already: move it") from error
         print(f"wrote {name}; palimpsest run {name} runs it")
         return
     width = max(map(len, shipped.files()))

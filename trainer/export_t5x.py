@@ -26,9 +26,11 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Writes the checkpoint and prints what it holds."""
+    from trainer.checkpoints import metadata
     from trainer.config import load_config
     from trainer.t5x import read, write
 
+    metadata.check_folder(flags.output, "--output")
     path = flags.model_dir
     config, _ = load_config(path)
     if flags.step is not None:

@@ -14,6 +14,7 @@ from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
+from tasks.terminal.programs import program
 from tasks.terminal.table import table
 
 _PAGE = "report.html"
@@ -97,11 +98,11 @@ def _next(folder: str, steps: int) -> str:
     return f"""checkpoints  {folder}/checkpoint_STEP
 
 Next:
-  train longer          run the same command of trainer.pretrain with --train_steps={2 * steps}
-  compare checkpoints   python -m trainer.evaluate {shlex.quote(run)} --steps=all
+  train longer          run the same command with --train_steps={2 * steps}
+  compare checkpoints   {program("trainer.evaluate")} {shlex.quote(run)} --steps=all
   watch the run         {watch}
-  use your own text     python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
-  see all settings      python -m trainer.pretrain --help=all"""
+  use your own text     {program("vocab.train")} --corpus='parquet:DATA/*.parquet' --output=DIR
+  see all settings      {program("trainer.pretrain")} --help=all"""
 
 
 main = Command(Flags, run, at_once="run the same command again")

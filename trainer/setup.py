@@ -8,6 +8,7 @@ from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
+from trainer.checkpoints import metadata
 from trainer.config import CONFIG_FILE, SEQIO, Config, fields, load_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.mesh import check_dimensions
@@ -39,9 +40,7 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
     for name in ("task", "model_dir"):
         if not getattr(config, name):
             raise UserError(f"--{name} is missing")
-    if {*"[]"} & {*config.model_dir}:
-        # Orbax takes them for a pattern when it gathers the files of a checkpoint.
-        raise UserError(f"--model_dir={config.model_dir}: checkpoints need a path without [ and ]")
+    metadata.check_folder(config.model_dir, "--model_dir")
     if config.reads_seqio:
         return _prepare_seqio(config, origins)
     return _prepare_caches(config, origins, training)

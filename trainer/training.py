@@ -5,6 +5,7 @@ import shlex
 import threading
 
 from tasks.storage import files, retries
+from tasks.terminal.programs import program
 from trainer.config import Config, fields
 
 # Remedies for a run that does not fit in memory, gentlest first.
@@ -64,9 +65,10 @@ def _next(config: Config) -> str:
     """Returns lines that name the folder of the finished model and what can be done with it."""
     folder = shlex.quote(config.model_dir)
     commands = [*_USES.get(config.model.architecture, ()), "evaluate", "export"]
+    others = ", ".join(program(f"trainer.{name}").removeprefix("python -m ") for name in commands)
     return (
-        f"next: python -m trainer.report {folder}\n"
-        f"      (or, with --model_dir={folder}: trainer.{', trainer.'.join(commands)})"
+        f"next: {program('trainer.report')} {folder}\n"
+        f"      (or, with --model_dir={folder}: {others})"
     )
 
 

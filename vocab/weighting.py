@@ -13,6 +13,7 @@ from tasks import registry
 from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, SHARE, field
+from tasks.terminal.programs import program
 from tasks.terminal.table import table
 from tasks.unit import Unit
 
@@ -165,14 +166,14 @@ def next_build(
     """Returns lines that name the command to run after the vocabulary `output` is made."""
     of_pairs = any(corpus.spec.unit is Unit.PAIR for corpus in corpora.parts.values())
     task = "supervised" if of_pairs else task
-    command = ["python", "-m", "pipeline.build", f"--task={task}", "--name=mine"]
+    command = [f"--task={task}", "--name=mine"]
     command += _corpus_flags(flags.corpus, corpora)
     command += [f"--languages={flags.languages}"] if flags.languages else []
     command += [f"--task_module={flags.task_module}"] if flags.task_module else []
     command += [f"--vocabulary={output}", "--cache_dir=cache"]
     *others, last = (each for each in _OBJECTIVES if each != task)
     other = f"\n      (--task={', '.join(others)} or {last} for another objective)"
-    return f"next: {shlex.join(command)}{'' if of_pairs else other}"
+    return f"next: {program('pipeline.build')} {shlex.join(command)}{'' if of_pairs else other}"
 
 
 def _corpus_flags(texts: Sequence[str], corpora: Corpora) -> list[str]:

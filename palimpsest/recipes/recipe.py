@@ -19,6 +19,7 @@ from tasks.storage import files
 from tasks.terminal import toml_flags
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
+from trainer.checkpoints import metadata
 
 _HEAD = "recipe"
 _CORPUS = "corpus"
@@ -272,6 +273,8 @@ def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Sta
     needs: list[str] = []
     flags = flowing.flags(name, typed, needs)
     output = flowing.made_by(name, flags)
+    if name.partition(".")[0] in flows.RUNS:
+        metadata.check_folder(output, "--model_dir")
     stage = Stage(name, words, flags, output, tuple(dict.fromkeys(needs)))
     made(kind_of_flags, parsed := parse(kind_of_flags, stage.words))  # refuses wrong values
     # Further flags are the runner's; there are none without one.

@@ -30,13 +30,18 @@ def find(word: str) -> pathlib.Path | None:
     Raises UserError if there is no such recipe or file, or if both are there.
     """
     if not _NAME.fullmatch(word):
+        name = pathlib.PurePath(word).stem.lower()
+        if name in files() and not os.path.exists(word):
+            raise UserError(
+                f"there is no file {word}; palimpsest run {name} runs Palimpsest's recipe"
+            )
         return None
     file = next(filter(os.path.isfile, (word, f"{word}{SUFFIX}")), "")
     if word not in files():
         if os.path.exists(word):
             return None
         known = [*files(), file] if file else files()
-        name = f" (did you mean {file}?)" if file else nearest(word, known)
+        name = f" (did you mean {file}?)" if file else nearest(word.lower(), known)
         raise UserError(
             f"there is no recipe {word}{name}; palimpsest recipes lists them, and a file is given "
             f"as FILE{SUFFIX}"
@@ -52,7 +57,6 @@ def find(word: str) -> pathlib.Path | None:
 def text(name: str) -> str:
     """Returns the text of a recipe; raises UserError if there is none of this name."""
     if name not in files():
-        raise UserError(
-            f"there is no recipe {name}{nearest(name, files())}; known: {', '.join(files())}"
-        )
+        near = nearest(pathlib.PurePath(name).stem.lower(), files())
+        raise UserError(f"there is no recipe {name}{near}; known: {', '.join(files())}")
     return toml_flags.text_of(files()[name])

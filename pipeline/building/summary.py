@@ -12,6 +12,7 @@ from pipeline.building.options import Options
 from tasks import registry
 from tasks.cache.manifest import Shard
 from tasks.task import TaskSpec
+from tasks.terminal.programs import program
 from tasks.terminal.table import table
 from tasks.unit import SIDES
 
@@ -136,4 +137,4 @@ def next_command(task: TaskSpec, options: Options, held_out: bool) -> str:
         *([] if held_out else ["--evaluation.every_steps=0"]),
         *([f"--task_module={options.task_module}"] if options.task_module else []),
     ]
-    return shlex.join(["python", "-m", "trainer.pretrain", *arguments])
+    return f"{program('trainer.pretrain')} {shlex.join(arguments)}"

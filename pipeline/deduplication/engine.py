@@ -35,6 +35,7 @@ from tasks.reading.corpus import HUB, PYTHON_DOCS
 from tasks.reading.formats.registry import FORMATS
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.programs import program
 from tasks.unit import Unit
 
 # MinHash values per unit: seven times the published maximum, Lee et al. (arXiv:2107.06499).
@@ -164,7 +165,7 @@ def _search(
             claim,
             f"read {read / 1e6:,.1f} MB in {seconds:.1f} s, "
             f"{read / 1e6 / max(seconds, 1e-9):.1f} MB/s; {total:.1f} s in all\n"
-            f"next: python -m pipeline.build … --exclude={files.join(job.folder, LIST)}",
+            f"next: {program('pipeline.build')} … --exclude={files.join(job.folder, LIST)}",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.runners import failures
 from pipeline.runners.beam_options import PORTABLE, runner_name
 from tasks.terminal.command_line import UserError
+from tasks.terminal.programs import program
 
 # Prefix of pipeline.job_service's errors if a worker is lost or a pool does not answer.
 LOST = "a worker is lost: "
@@ -35,15 +36,15 @@ def check(arguments: list[str], corpus: object, folder: str) -> None:
         if arguments[0].endswith("PortableRunner"):
             raise UserError(
                 "--runner=PortableRunner needs --job_endpoint=HOST:PORT of a running job service: "
-                "python -m pipeline.job_service --port=PORT"
+                f"{program('pipeline.job_service')} --port=PORT"
             )
         return
     if endpoint == "embed":
         return
     if reason := failures.unreachable([endpoint]):
         raise UserError(
-            f"no job service answers at --job_endpoint={reason}: start one with python -m "
-            "pipeline.job_service --port=PORT, or correct the address"
+            f"no job service answers at --job_endpoint={reason}: start one with "
+            f"{program('pipeline.job_service')} --port=PORT, or correct the address"
         )
 
 

@@ -24,6 +24,7 @@ from tasks.cache.plan_check import PlanCheck
 from tasks.cache.receipts import read_receipt
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
+from tasks.terminal.programs import program
 
 # Seconds, for a local and a remote folder, between looks at it and between tests of whether a wait
 # is over.
@@ -153,12 +154,12 @@ class Following:
 def resume(folder: str, manifest: CacheManifest | None) -> str:
     """Returns advice on a build that has ended."""
     if manifest is None:
-        return "start it with python -m pipeline.build"
+        return f"start it with {program('pipeline.build')}"
     place, _, name = folder.rstrip("/").rpartition("/")
     where = place if name == manifest.plan.task else folder
     return (
-        f"resume it with the same command, python -m pipeline.build --task={manifest.plan.task} "
-        f"--cache_dir={where} …"
+        f"resume it with the same command, {program('pipeline.build')} "
+        f"--task={manifest.plan.task} --cache_dir={where} …"
     )
 
 

@@ -5,8 +5,13 @@ import pathlib
 
 
 def folder(*names: str) -> pathlib.Path:
-    """Returns a folder within the user's cache. Source: the XDG Base Directory Specification."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    """Returns a folder within the user's cache.
+
+    Source: the XDG Base Directory Specification, which has relative paths ignored.
+    """
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.join(os.path.expanduser("~"), ".cache")
     return pathlib.Path(home, "palimpsest", *names)
 
 

@@ -34,10 +34,14 @@ def test_a_copy_is_the_recipe_and_replaces_nothing(here, capsys):
     assert file.read_bytes() == FILES["march_v1"].read_bytes()
     file.write_text("edited")
     assert ended("recipes", "--copy=march_v1") == 2
-    assert "there is a file march_v1.toml here" in capsys.readouterr().err
+    assert "march_v1.toml is here already: move it" in capsys.readouterr().err
     assert file.read_text() == "edited"
     assert ended("recipes", "--copy=marsh_v1") == 2
     assert "no recipe marsh_v1 (did you mean march_v1?)" in capsys.readouterr().err
+    assert ended("recipes", "--copy=DEMO.toml") == 2
+    assert "no recipe DEMO.toml (did you mean demo?)" in capsys.readouterr().err
+    assert ended("recipes", "--copy=") == 2
+    assert "--copy= names no recipe" in capsys.readouterr().err
 
 
 def test_a_recipe_by_name_is_that_of_its_file_in_the_current_folder(here):
@@ -75,13 +79,24 @@ def test_a_folder_of_that_name_is_where_the_results_go(here):
         ("dmeo", r"there is no recipe dmeo \(did you mean demo\?\); palimpsest recipes lists them"),
         ("mine", r"there is no recipe mine \(did you mean mine.toml\?\)"),
         ("other.toml", "other.toml: no such file"),
-        ("./demo", "demo: no such file"),
+        ("./demo", r"no file \./demo; palimpsest run demo runs Palimpsest's recipe"),
+        ("recipes/march_v1.toml", "palimpsest run march_v1 runs"),
+        ("DEMO", r"did you mean demo\?"),
     ],
 )
 def test_other_words(here, word, says):
     (here / "mine.toml").touch()
     with pytest.raises(UserError, match=says):
         recipe.read(word)
+
+
+def test_a_folder_that_checkpoints_cannot_use_is_refused_before_any_stage(here, monkeypatch):
+    with pytest.raises(UserError, match=r"\[pretrain\]: --model_dir=q\[1\]/model: checkpoints"):
+        recipe.read("demo", "q[1]")
+    (here / "w[1]").mkdir()
+    monkeypatch.chdir(here / "w[1]")
+    with pytest.raises(UserError, match=r"--model_dir=demo/model, which is .*w\[1\]/demo/model: "):
+        recipe.read("demo")
 
 
 def test_a_file_without_a_suffix_is_still_a_recipe(here):

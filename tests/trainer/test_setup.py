@@ -124,8 +124,9 @@ MISTAKES = [
     (
         "trainer.pretrain",
         [*TRAIN, "--model_dir={new}/run[1]"],
-        "run[1]: checkpoints need a path without [ and ]",
+        "run[1]: checkpoints need a path without [, ], *, ? and \\:",
     ),
+    ("trainer.pretrain", [*TRAIN, "--model_dir={new}\\run"], "checkpoints need a path without ["),
     ("trainer.pretrain", [*TRAIN, "--dropout_rate=0"], "did you mean --model.dropout_rate?"),
     ("trainer.pretrain", [*TRAIN, "--optimizer.learning_rate=-1"], "--optimizer.learning_rate=-1"),
     ("trainer.pretrain", [*TRAIN, "--model.dtype=fp16"], "'bfloat16', 'float32'"),

@@ -4,6 +4,7 @@ It holds the arrays' checksums and its own SHA-256. This module needs neither JA
 """
 
 import json
+import os
 import re
 from typing import Any
 
@@ -20,6 +21,19 @@ _REQUIRED = ("config", "cache_fingerprints", CHECKSUMS)
 # Orbax's files for the item `run` and for the tree of arrays.
 _FILE = ("run", "metadata")
 _TREE = ("state", "_METADATA")
+# Orbax finds the files of a checkpoint by a pattern that begins with the checkpoint's path.
+_OF_PATTERNS = re.compile(r"[][*?\\]")
+
+
+def check_folder(folder: str, flag: str) -> None:
+    """Raises UserError if Orbax cannot write checkpoints below a folder, the value of a flag."""
+    path = folder if files.is_remote(folder) else os.path.abspath(files.local_path(folder))
+    if found := _OF_PATTERNS.search(path):
+        of = "" if found[0] in folder else f", which is {path}"
+        raise UserError(
+            f"{flag}={folder}{of}: checkpoints need a path without [, ], *, ? and \\: choose "
+            "another folder"
+        )
 
 
 def read(checkpoint: str) -> dict[str, Any]:

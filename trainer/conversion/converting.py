@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
+from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import chosen_steps
 from trainer.conversion import card, record, sources, targets, verify
 from trainer.conversion.sources import Given, Opened
@@ -80,6 +81,8 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
         "vocabulary_sha256": vocabulary.record.sha256 if vocabulary else None,
     }
     made = json.loads(files.json_bytes(conversion))  # the values that a reader gets
+    if settings.format != targets.HUGGING_FACE:
+        metadata.check_folder(target, "--to")
     run = None
     if settings.format == targets.OURS:
         run = targets.run_of(target, opened, settings)

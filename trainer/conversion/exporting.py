@@ -11,6 +11,7 @@ import numpy as np
 
 from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
+from tasks.terminal.programs import program
 from tasks.vocabulary import PAIR_BORDER, Vocabulary
 from trainer.config import load_config
 from trainer.conversion import card, record, targets, verify
@@ -97,8 +98,8 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     config, _ = load_config(model_dir)
     if not config.task:
         raise UserError(
-            f"{model_dir} was converted and has no data to compare logits on: use python -m "
-            f"trainer.convert --from={model_dir} --format=huggingface"
+            f"{model_dir} was converted and has no data to compare logits on: use "
+            f"{program('trainer.convert')} --from={model_dir} --format=huggingface"
         )
     reason = configs.refusal(config.model, custom_code)
     if reason:
@@ -107,7 +108,7 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     if isinstance(run.data, trained_run.NoData):
         raise UserError(
             f"{model_dir} cannot be exported without data to compare logits on: name its caches "
-            f"with --cache_dir, or use python -m trainer.convert --from={model_dir} "
+            f"with --cache_dir, or use {program('trainer.convert')} --from={model_dir} "
             "--format=huggingface"
         )
     if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:

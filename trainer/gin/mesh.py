@@ -22,6 +22,7 @@ from tasks.objectives.denoising import SIDES
 from tasks.objectives.masks import IidTokens, Mask, RandomPrefix, RandomSpans, RegularSpans
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rejected
+from tasks.terminal.programs import program
 from trainer.config.presets import MODEL_PRESETS
 from trainer.gin.meaning import Reading, is_size
 from trainer.gin.mesh_tables import ATTENTION, MLP, NORMS
@@ -93,8 +94,8 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
         if name == "run.mode" and binding.value in ("eval", "perplexity_eval", "infer", "export"):
             raise UserError(
                 f"{binding.place}: run.mode = {binding.value!r}: this command trains; "
-                "evaluate with python -m trainer.evaluate --model_dir=DIR --steps=all "
-                "--split=validation, and export with python -m trainer.export"
+                f"evaluate with {program('trainer.evaluate')} --model_dir=DIR --steps=all "
+                f"--split=validation, and export with {program('trainer.export')}"
             )
 
 

@@ -11,6 +11,8 @@ def test_the_folder_is_that_of_the_specification(monkeypatch, tmp_path):
     assert user_cache.folder("xla") == tmp_path / ".cache" / "palimpsest" / "xla"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     assert user_cache.folder() == tmp_path / "other" / "palimpsest"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored
+    assert user_cache.folder() == tmp_path / ".cache" / "palimpsest"
 
 
 def test_what_was_used_longest_ago_is_removed(tmp_path):
