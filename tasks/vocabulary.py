@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,13 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabularies import byte_level, registered, sentencepiece_model, tokenizer_json
+from tasks.vocabularies import (
+    byte_level,
+    neighbours,
+    registered,
+    sentencepiece_model,
+    tokenizer_json,
+)
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, T5_IDS, UNKNOWN, UNUSED, SpecialIds
 from tasks.vocabularies.registered import OwnVocabulary, RegisteredCodec, register
 from tasks.vocabularies.sentencepiece_model import SentencePieceCodec
@@ -132,6 +137,16 @@ class Vocabulary:
         sentinels = _own_sentinels(pieces) or record.added_sentinels
         return (record.pieces, record.sentinels) == (len(pieces), sentinels)
 
+    def is_sentinel(self, name: str, token: int | None) -> bool:
+        """Returns whether a name is a sentinel's, with this id if given.
+
+        Any is if the vocabulary has none of its own: --extra_ids adds them.
+        """
+        if not (found := _SENTINEL.fullmatch(name.removeprefix(sentencepiece_model.SPACE))):
+            return False
+        given = self.record.sentinels == self.record.added_sentinels
+        return given or token in (None, self.size - 1 - int(found[1]))
+
     @property
     def is_sentencepiece(self) -> bool:
         return kind_of(self.model) is sentencepiece_model
@@ -248,8 +263,6 @@ _CODECS: dict[Any, Any] = {
     tokenizer_json: TokenizersCodec,
     sentencepiece_model: SentencePieceCodec,
 }
-# File names in vocabulary folders: ours, transformers' for T5 and Llama, and for all others.
-_IN_FOLDERS = (VOCABULARY, "spiece.model", "tokenizer.model", tokenizer_json.FILE, registered.FILE)
 
 
 def load(path: str, extra_ids: int = 0) -> Vocabulary:
@@ -263,7 +276,7 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
         vocabulary).
 
     Raises UserError if there is no such vocabulary, it lacks an unknown token, `extra_ids` is
-    negative, or the vocabulary already has sentinels.
+    negative, the vocabulary already has sentinels, or another file of its folder has other tokens.
     """
     if extra_ids < 0:
         raise UserError(f"--extra_ids must be 0 or more, not {extra_ids}")
@@ -271,12 +284,8 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
         return from_bytes(byte_level.byte_vocabulary(), extra_ids, path)
     if path in registered.names():
         return from_bytes(registered.describe(path), extra_ids, path)
-    place = path
-    if not path.endswith((".model", ".json")):
-        place = next(
-            (found for name in _IN_FOLDERS if files.exists(found := files.join(path, name))),
-            files.join(path, VOCABULARY),
-        )
+    is_file = path.endswith((".model", ".json"))
+    place = path if is_file else neighbours.chosen(path)
     try:
         model = files.read_bytes(place)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -291,20 +300,11 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
     if place.endswith(".json") and not registered.is_registered(model):
         if not tokenizer_json.is_tokenizer_json(model):
             raise UserError(f"{place} is not a tokenizer.json: a vocabulary is {FORMS}")
-        folder = place.rpartition("/")[0] or "."
-        configs = [_config(files.join(folder, name)) for name in tokenizer_json.CONFIGS]
-    return _loaded(model, extra_ids, place, [each for each in configs if each])
-
-
-def _config(path: str) -> dict[str, Any]:
-    """Returns the contents of a transformers file; {} if there is none."""
-    if not files.exists(path):
-        return {}
-    try:
-        value = json.loads(files.read_bytes(path))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: restore it or remove it") from error
-    return value if isinstance(value, dict) else {}
+        configs = neighbours.configs(place)
+    loaded = _loaded(model, extra_ids, place, configs)
+    if not is_file and not loaded.is_registered:
+        neighbours.check(place, kind_of(model).pieces(model), loaded.is_sentinel)
+    return loaded
 
 
 def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -> Vocabulary:

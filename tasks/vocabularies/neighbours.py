@@ -1,0 +1,119 @@
+"""The files of a vocabulary's folder: which one is read, and whether those beside it agree.
+
+transformers spreads a tokenizer over several files, and reads tokens that users added from any of
+them. A file that says what the vocabulary cannot do is refused: texts would get other ids.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabularies import registered, sentencepiece_model, tokenizer_json
+from tasks.vocabularies.pieces import NORMAL, Pieces
+
+# SentencePiece models: ours, and transformers' for T5 and Llama.
+_MODELS = (sentencepiece_model.FILE, "spiece.model", "tokenizer.model")
+_FILES = (*_MODELS, tokenizer_json.FILE, registered.FILE)
+_ADDED = "added_tokens.json"
+
+
+def chosen(folder: str) -> str:
+    """Returns the path of the file that describes the vocabulary of a folder.
+
+    Raises UserError if the folder has two SentencePiece models that differ.
+    """
+    found = [path for name in _FILES if files.exists(path := files.join(folder, name))]
+    models = [path for path in found if not path.endswith(".json")]
+    for other in models[1:]:
+        if files.sha256(other) != files.sha256(models[0]):
+            raise UserError(f"{models[0]} and {other} differ: name the one to be read")
+    return found[0] if found else files.join(folder, sentencepiece_model.FILE)
+
+
+def configs(place: str) -> list[dict[str, Any]]:
+    """Returns the contents of transformers' files CONFIGS beside a tokenizer.json."""
+    folder = place.rpartition("/")[0] or "."
+    found = (_read(files.join(folder, name)) for name in tokenizer_json.CONFIGS)
+    return [each for each in found if each]
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Returns the contents of a JSON file; {} if there is none."""
+    if not files.exists(path):
+        return {}
+    try:
+        value = json.loads(files.read_bytes(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: restore it or remove it") from error
+    return value if isinstance(value, dict) else {}
+
+
+def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], bool]) -> None:
+    """Checks the files of transformers beside the vocabulary's file `place`.
+
+    `is_sentinel` takes a token's name and id. Raises UserError for the first token that another
+    file has, or has with another id, unless it is a sentinel or the padding.
+    """
+    folder = place.rpartition("/")[0] or "."
+    whole, added = _read(files.join(folder, tokenizer_json.FILE)), files.join(folder, _ADDED)
+    if not place.endswith(".json"):
+        _compare(place, pieces, whole, files.join(folder, tokenizer_json.FILE))
+    read = {name: _read(files.join(folder, name)) for name in tokenizer_json.CONFIGS}
+    read = {tokenizer_json.FILE: whole, **read}
+    padding = {_text(each.get("pad_token")) for each in read.values()}
+    ids = {name: number for number, name in enumerate(pieces.names)}
+    named = [(_ADDED, text, number) for text, number in _read(added).items()]
+    named += [(name, *each) for name, value in read.items() for each in _named(value)]
+    for name, text, number in named:
+        found = ids.get(text)
+        at_id = number is not None and number < len(ids) and pieces.names[number] == text
+        if at_id or (found is not None and number is None):
+            continue
+        if is_sentinel(text, number) or (found is None and text in padding):
+            continue
+        with_id = f" with the id {number}" if number is not None else ""
+        instead = "" if found is None else f", which has it as {found}"
+        raise UserError(
+            f"{files.join(folder, name)} has the token {text}{with_id}, unlike {place}{instead}: "
+            f"texts would be encoded otherwise than by transformers. {_remedy(place, whole)}"
+        )
+
+
+def _remedy(place: str, whole: Mapping[str, Any]) -> str:
+    alone = f"--vocabulary={place} leaves such tokens out, and spells them in other pieces"
+    if whole and not place.endswith(".json"):
+        other = f"{place.rpartition('/')[0] or '.'}/{tokenizer_json.FILE}"
+        return f"--vocabulary={other} reads the other file; {alone}"
+    return alone
+
+
+def _compare(place: str, pieces: Pieces, whole: Mapping[str, Any], other: str) -> None:
+    """Raises UserError if a SentencePiece model and a tokenizer.json differ in a piece of text."""
+    if not whole:
+        return
+    names = tokenizer_json.pieces(json.dumps(whole).encode()).names
+    for number, (piece, kind) in enumerate(zip(pieces.names, pieces.kinds, strict=True)):
+        there = names[number] if number < len(names) else "nothing"
+        if kind == NORMAL and there != piece:
+            raise UserError(
+                f"{place} has {piece} as id {number}, but {other} has {there}: they are two "
+                "vocabularies. Name the file to be read"
+            )
+
+
+def _named(value: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
+    """Yields the tokens that a file of transformers adds to a model, with ids where given."""
+    for token in value.get("added_tokens") or []:
+        yield _text(token), token["id"]
+    for number, token in (value.get("added_tokens_decoder") or {}).items():
+        yield _text(token), int(number)
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = value.get(key) or []
+        for token in tokens.values() if isinstance(tokens, dict) else tokens:
+            yield _text(token), None
+
+
+def _text(token: Any) -> str:
+    return str(token["content"]) if isinstance(token, Mapping) else str(token or "")
