@@ -14,6 +14,7 @@ from tasks.cache.pair_windows import check_kind, open_windows, row_windows
 from tasks.inspection import show
 from tasks.inspection.trace import trace
 from tasks.objectives import Lengths, noise
+from tasks.reading.corpus import readable
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command import Command
@@ -85,7 +86,7 @@ def samples(
             facts=tuple(facts),
             places=places,
             parts=lineage.parts(places),
-            corpus=str(manifest.plan.corpus["spec"]),
+            corpus=readable(str(manifest.plan.corpus["spec"])),
             tokens=tokens_N,
             trace=found,
             lengths=lengths,

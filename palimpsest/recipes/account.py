@@ -9,6 +9,7 @@ from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
 from tasks.storage import files
 from tasks.terminal.table import table
+from trainer.reporting.metrics import OF_DATA
 
 FILE = "RECIPE.md"
 # How many characters of a hash tell it from others.
@@ -94,7 +95,7 @@ def _evaluations(done: Sequence[tuple[Stage, Product]]) -> Iterator[str]:
                 (stage.name, step, split, name, f"{value:,.4f}")
                 for split, metrics in found[step].items()
                 for name, value in metrics.items()
-                if isinstance(value, int | float)
+                if isinstance(value, int | float) and name not in OF_DATA
             ]
     if rows:
         yield table(("stage", "step", "split", "metric", "value"), rows, markdown=True)

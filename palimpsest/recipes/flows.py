@@ -287,6 +287,9 @@ class Flowing:
         return {**found, "model_dir": (self._place(folder),)}
 
     def _pretrain(self, of: str, typed: Flags) -> Flags:
+        for name in self.given:
+            if name.startswith("finetune."):
+                self._check_cache_of(name)
         tasks = self._tasks_of_run()
         several = [each for each in self._caches() if self._has_languages(each)]
         if "task" not in typed and len(tasks) > 1 and several:
@@ -303,7 +306,17 @@ class Flowing:
         chosen = self._chosen(f"cache.{of}")
         return len(chosen) > 1 or any("languages" in self.corpora[each] for each in chosen)
 
+    def _check_cache_of(self, name: str) -> None:
+        """Raises UserError if a [finetune.NAME] has no [cache.NAME] and no task."""
+        of, caches = name.partition(".")[2], self._caches()
+        if caches and of not in caches and not {"task", "gin_file"} & self.given[name].keys():
+            raise UserError(
+                f"[{name}] reads [cache.{of}], and there is none{nearest(of, caches)}: give both "
+                f"tables one name, or [{name}] the key task (there are {', '.join(caches)})"
+            )
+
     def _finetune(self, of: str, typed: Flags) -> Flags:
+        self._check_cache_of(f"finetune.{of}")
         tasks = [self._task_of(of)] if of in self._caches() else []
         found = self._trained(tasks, f"finetune/{of}")
         if _MODEL in self.given:

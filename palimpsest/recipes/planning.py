@@ -36,12 +36,21 @@ class Planned:
 
 
 def plan(recipe: Recipe, topology: str | None) -> int:
-    """Prints a table of all stages; raises UserError if a run does not fit the slice."""
+    """Prints a table of all stages.
+
+    Raises UserError after it if a run does not fit the slice, or cannot be planned for it.
+    """
     states = records.states(recipe)
     found: dict[str, Planned] = {}
+    refused: UserError | None = None
     for stage in recipe.stages:
         print(f"planning {stage.name}", file=sys.stderr, flush=True)
-        found[stage.name] = _planned(recipe, stage, states, topology)
+        try:
+            found[stage.name] = _planned(recipe, stage, states, topology)
+        except UserError as error:
+            if stage.kind not in RUNS:
+                raise
+            found[stage.name], refused = Planned(note="not planned: see below"), refused or error
     header = ("stage", "state", "documents", "M tokens", "MB", "hours", "dollars", "")
     rows = [
         (
@@ -55,6 +64,8 @@ def plan(recipe: Recipe, topology: str | None) -> int:
     dollars = sum(each.dollars or 0 for each in found.values())
     rows.append(("all", "", "", "", "", _number(hours, 1, 2), _number(dollars, 1, 2), ""))
     print(table(header, rows))
+    if refused:
+        raise refused
     return 0
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palimpsest.recipes import account, lock, records
+from palimpsest.recipes import account, lock, pairs, records
 from palimpsest.recipes.products import Product
 from palimpsest.recipes.recipe import Recipe, Stage
 from palimpsest.waiting import waited
@@ -44,6 +44,8 @@ def run(
                     return result
                 made = result
                 states[stage.name] = records.State(records.FINISHED, made=made)
+            if stage.kind == "cache":
+                pairs.check(recipe, stage, states)
             if locked:
                 lock.check_made(recipe, stage, made or {}, locked)
         for stage in recipe.stages:

@@ -10,6 +10,7 @@ from pipeline.reporting.findings import Findings
 from tasks.cache.manifest import CacheManifest
 from tasks.pages import chart
 from tasks.pages import document as html_page
+from tasks.reading.corpus import readable
 from tasks.vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, Vocabulary
 
 _TOP_PIECES = 24
@@ -40,7 +41,7 @@ def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findin
     return html_page.document(
         f"Cache of {plan.task}",
         links,
-        head=f"<p>{html_page.text(plan.corpus['spec'])}</p>{_headline(manifest)}",
+        head=f"<p>{html_page.text(readable(plan.corpus['spec']))}</p>{_headline(manifest)}",
         body=body,
         charts=chart.data(_charts(found), _AXES),
     )

@@ -106,10 +106,8 @@ def open_windows(
     if objective.unit is Unit.TEXT:
         window = objective.window_tokens(lengths)
         return Windows(folder, manifest, split, window, **reading)
-    sides = objective.sides(lengths)
-    if not objective.cuts_sides:
-        _refuse_longer(folder, manifest, sides, lengths)
-    return PairWindows(sides, folder, manifest, split, **reading)
+    refuse_longer(folder, manifest, objective, lengths)
+    return PairWindows(objective.sides(lengths), folder, manifest, split, **reading)
 
 
 def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> None:
@@ -124,9 +122,13 @@ def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> No
     raise UserError(f"{folder} holds {what}, but this objective reads {read.plural}: {advice}")
 
 
-def _refuse_longer(
-    folder: str, manifest: CacheManifest, sides: tuple[int, int], lengths: Lengths
+def refuse_longer(
+    folder: str, manifest: CacheManifest, objective: Objective, lengths: Lengths
 ) -> None:
+    """Raises UserError if a pair of a cache is too long for these lengths, and is not to be cut."""
+    if objective.cuts_sides:
+        return
+    sides = objective.sides(lengths)
     every = [shard for shards in manifest.splits.values() for shard in shards]
     for side, longest, most in zip(SIDES, longest_sides(every), sides, strict=True):
         length = getattr(lengths, side)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 import urllib.parse
 from collections.abc import Collection
 from typing import Any
@@ -24,6 +25,8 @@ OPTIONS = (*COLUMN_OPTIONS[:3], "split", "id", "validation", "document", *DIALEC
 _DIALECTS = {CSV: (",", '"'), TSV: ("\t", NO_QUOTE)}
 # Template characters that a SPEC does not escape.
 _READABLE = " {}<>/:,.?!'\"()[]|"
+# Bytes of letters outside ASCII, as `urlencode` writes them.
+_NOT_ASCII = re.compile("(?:%[89A-F][0-9A-F])+")
 # Versions of the rules for splits, pieces and ids, which cache records store: the second reads ids
 # of a column of bytes as text, "x1" instead of "b'x1'", and serves corpora that have such a column.
 RULES, RULES_DECODED = 2, 3
@@ -89,6 +92,11 @@ class CorpusSpec:
     @property
     def unit(self) -> Unit:
         return Unit.PAIR if self.inputs else Unit.TEXT
+
+
+def readable(spec: str) -> str:
+    """Returns the text of a SPEC with its letters outside ASCII decoded; it parses as before."""
+    return _NOT_ASCII.sub(lambda found: urllib.parse.unquote(found[0]), spec)
 
 
 def default_spec(kind: str) -> CorpusSpec:

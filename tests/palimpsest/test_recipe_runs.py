@@ -479,3 +479,52 @@ def test_an_export_or_evaluation_of_others_does_not_count(small):
     assert more.returncode == 0, more.stderr
     assert ran(small).stdout.count("finished before") == 7
     assert lock.read_bytes() == before
+
+
+PAIRS = """
+[corpus.qa]
+corpus = "json:{corpus}?inputs={{q}}&targets={{a}}"
+
+[vocabulary]
+vocab_size = 120
+corpora = ["mine"]
+
+[corpus.mine]
+corpus = "text:{texts}"
+
+[cache.mine]
+task = "span_corruption"
+corpora = ["mine"]
+
+[cache.qa]
+task = "supervised"
+corpora = ["qa"]
+
+[pretrain]
+preset = "t5_1_1_tiny"
+lengths.inputs = 32
+lengths.targets = 16
+
+[finetune.qa]
+lengths.inputs = 24
+lengths.targets = 24
+"""
+
+
+def test_a_pair_that_is_too_long_is_named_before_any_training(small):
+    pairs = small.parent / "qa.jsonl"
+    rows = [{"q": text, "a": "boats"} for text in TEXTS]
+    rows[300]["q"] *= 3
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    recipe = PAIRS.format(corpus=pairs, texts=small.parent / "corpus.txt")
+    small.write_text(recipe)
+    done = ran(small, "--until=cache.qa")
+    line = done.stderr.splitlines()[-1]
+    words = ("[finetune.qa]", "qa_supervised has inputs of up to", "--lengths.inputs=24 holds 23")
+    assert_one_line(done.returncode, line, *words)
+    assert not (small.parent / "out/model").exists()
+    # The cache is kept; a run that cuts long pairs has nothing against it.
+    small.write_text(f'{recipe}objective = ["too_long=cut"]\n')
+    done = ran(small, "--until=cache.qa")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished before") == 3

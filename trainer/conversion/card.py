@@ -10,7 +10,7 @@ from typing import Any
 from tasks.cache.filtered import ExcludeRecord, FilterRecord
 from tasks.cache.manifest import MANIFEST
 from tasks.reading import spec
-from tasks.reading.corpus import HUB
+from tasks.reading.corpus import HUB, readable
 from tasks.storage import files
 from tasks.terminal.table import table
 from trainer.config import Config, fields
@@ -23,10 +23,8 @@ from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.optim.schedule import described
-from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
+from trainer.reporting.metrics import EVALUATION_FILE, NORMS, OF_DATA, read_metrics
 
-# Metrics that describe the data, or the loss in other units.
-_LEFT_OUT = ("mean_label", "max_targets_length", "training_loss")
 # The Hub's pipeline tags.
 _PIPELINES = {
     "encoder_decoder": "text2text-generation",
@@ -257,7 +255,10 @@ def _data_rows(each: CachedTask) -> list[tuple[str, str]]:
     return [
         ("task", each.task.name),
         ("noise", f"{type(each.task.objective).__name__}: {settings or 'none'}"),
-        ("corpus", f"{corpus['spec']}, {each.manifest.total('train', 'tokens'):,} tokens"),
+        (
+            "corpus",
+            f"{readable(corpus['spec'])}, {each.manifest.total('train', 'tokens'):,} tokens",
+        ),
         ("corpus revision", _revision(corpus)),
         *([("filters", ", ".join(map(_filter, plan.filters)))] if plan.filters else []),
         *([("left out by lists", ", ".join(map(_list, plan.exclude)))] if plan.exclude else []),
@@ -301,5 +302,5 @@ def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
         (f"{split} {name}", f"{value:,.4f}".rstrip("0").rstrip("."))
         for split, result in found.items()
         for name, value in result.items()
-        if name not in _LEFT_OUT
+        if name not in OF_DATA
     ]

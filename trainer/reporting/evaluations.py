@@ -6,6 +6,15 @@ from tasks.terminal.table import table
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.reporting import numbers
 
+# The frequencies of fewer target ids are too rough: their entropy is far below their split's.
+_FEW_TOKENS = 5_000
+
+
+def unigram_entropy(result: Mapping[str, float]) -> float | None:
+    """Returns the unigram entropy of an evaluation; None if it has too few tokens to tell."""
+    few = result.get("tokens", _FEW_TOKENS) < _FEW_TOKENS  # a mixture's mean has no tokens
+    return None if few else result.get("unigram_entropy")
+
 
 def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
     """Returns a table of step -> split or SPLIT/TASK -> values, without uninformative columns."""
@@ -14,9 +23,8 @@ def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -
         return numbers.shown(result[name], f"{{:{form}}}") if name in result else "-"
 
     def below(result: Mapping[str, float]) -> str:
-        if "loss" not in result:
-            return "-"
-        return numbers.shown(result["unigram_entropy"] - result["loss"], "{:.3f} nats")
+        entropy = unigram_entropy(result)
+        return "-" if entropy is None else numbers.shown(entropy - result["loss"], "{:.3f} nats")
 
     others = dict.fromkeys(
         name

@@ -16,6 +16,8 @@ from trainer.config import Config
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
 WANDB_FILE = "wandb.json"
+# Metrics that describe an evaluation's data, or its loss in other units.
+OF_DATA = ("mean_label", "max_targets_length", "training_loss")
 # The split under which training's norms are written.
 NORMS = "norms"
 

@@ -20,7 +20,7 @@ from trainer.engine.step import Batch, TrainState
 from trainer.observing import activity
 from trainer.optim.optimizer import learning_rate_schedule
 from trainer.reporting import numbers
-from trainer.reporting.evaluations import evaluation_table
+from trainer.reporting.evaluations import evaluation_table, unigram_entropy
 from trainer.reporting.metrics import NORMS, MetricsWriter
 from trainer.reporting.speed import Speed, shown
 
@@ -181,7 +181,8 @@ def _shown(result: dict[str, float]) -> str:
     shown = []
     if "loss" in result:
         loss = numbers.shown(result["loss"], "loss {:.3f}")
-        shown = [f"{loss} (unigram {result['unigram_entropy']:.3f})"]
+        entropy = unigram_entropy(result)
+        shown = [loss if entropy is None else f"{loss} (unigram {entropy:.3f})"]
     others = ((name, value) for name, value in result.items() if name not in TOKEN_METRICS)
     shown += [f"{name} {numbers.shown(value, '{:.2f}')}" for name, value in others]
     return ", ".join(shown)

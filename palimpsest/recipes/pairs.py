@@ -1,0 +1,49 @@
+"""Holds the pairs of a finished cache against the lengths of the runs that will read them."""
+
+from collections.abc import Mapping
+
+from palimpsest.commands import COMMANDS, command
+from palimpsest.recipes import records
+from palimpsest.recipes.flows import RUNS
+from palimpsest.recipes.recipe import Recipe, Stage
+from tasks import registry
+from tasks.cache.manifest import CacheManifest
+from tasks.cache.pair_windows import refuse_longer
+from tasks.objectives import Lengths
+from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import flags_of, parse
+from tasks.unit import Unit
+from trainer.config import fields
+
+# Files and schedules that may say other lengths than the keys.
+_UNKNOWN = ("gin_file", "length_schedule")
+_LENGTHS = ("lengths.inputs", "lengths.targets")
+
+
+def check(recipe: Recipe, cache: Stage, states: Mapping[str, records.State]) -> None:
+    """Raises UserError if a pair of a finished cache is too long for a run that is not finished.
+
+    The run itself would say so only after all stages before it.
+    """
+    manifest = CacheManifest.load(cache.output)
+    if manifest.plan.unit is not Unit.PAIR:
+        return
+    for stage in recipe.stages:
+        reads = stage.kind in RUNS and cache.name in stage.needs
+        known = {*_LENGTHS} <= stage.flags.keys() and not {*_UNKNOWN} & stage.flags.keys()
+        if reads and known and states[stage.name].word != records.FINISHED:
+            try:
+                _check(stage, cache.output, manifest)
+            except UserError as error:
+                raise UserError(f"[{stage.name}] {error}") from error
+
+
+def _check(stage: Stage, folder: str, manifest: CacheManifest) -> None:
+    kind = command(COMMANDS[stage.command]).flags
+    values = parse(kind, stage.words).values
+    given = {flag.name: values[flag.path] for flag in flags_of(kind) if flag.path in values}
+    task = registry.get(manifest.plan.task, given.get("task_module"))
+    objective = fields.with_settings(
+        task.objective, given.get("objective", ()), "objective", f"the objective of {task.name}"
+    )
+    refuse_longer(folder, manifest, objective, Lengths(*(given[name] for name in _LENGTHS)))
