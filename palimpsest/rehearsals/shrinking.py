@@ -14,6 +14,7 @@ from palimpsest.recipes import recipe as recipes
 from palimpsest.recipes.flows import RUNS
 from palimpsest.rehearsals.samples import Samples
 from tasks import registry
+from tasks.objectives.supervised import CUT
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import Flag, flags_of
@@ -65,6 +66,8 @@ _SMALL = {
     "num_experts": 4,
 }
 _START = "init_from"
+# Setting of objectives for pairs.
+_TOO_LONG = "too_long"
 # Rows of a batch: at most, at least, and as many as hold so many positions, half for a large table.
 _MOST, _LEAST, _POSITIONS, _LARGE = 8, 2, 4096, 65_536
 # Weights in the formats of transformers' releases.
@@ -85,6 +88,7 @@ def tables(
     sampled = Samples(scratch, max((_window(each) for each in runs.values()), default=0))
     corpora = [name for name in whole if name.startswith("corpus.")]
     found: dict[str, dict[str, Any]] = {}
+    is_sampled = False  # the vocabulary: its pieces are shorter than the recipe's
     for name, table in whole.items():
         kind = name.partition(".")[0]
         left_out = _DROPPED.get(kind, ())
@@ -120,15 +124,27 @@ def tables(
             if not sampled.are_whole(texts):  # else it shows how many pieces there are
                 size = as_text(flat.get("vocab_size", _PIECES))
                 flat["vocab_size"] = min(known["vocab_size"].parsed("vocab_size", size), _PIECES)
+                is_sampled = True
         if str(flat.get("average", "")).startswith("last:"):
             flat["average"] = _AVERAGE
         if kind in RUNS:
             flat["batch_size"] = _rows(runs[name], devices)
+            if is_sampled and _refuses_long_pairs(name, flat, whole):
+                flat["objective"] = [*_listed(flat.get("objective", [])), f"{_TOO_LONG}={CUT}"]
             if "vocabulary" in whole:  # its size was compared with the model's
                 flat.pop("model.vocab_size", None)
             flat = _run(kind, flat, runs[name], scratch / f"{name}_starts_from")
         found[name] = flat
     return found
+
+
+def _refuses_long_pairs(name: str, flat: Mapping[str, Any], whole: recipes.Tables) -> bool:
+    """Returns whether a run refuses pairs that are longer than its lengths."""
+    of_cache = whole.get(f"cache.{name.partition('.')[2]}", {})
+    task = as_text(flat.get("task", of_cache.get("task", "")))
+    own = registry.find(task, flat.get("task_module")) or registry.find(f"mine_{task}")
+    settings = (as_text(each).partition("=")[0] for each in _listed(flat.get("objective", [])))
+    return own is not None and hasattr(own.objective, _TOO_LONG) and _TOO_LONG not in settings
 
 
 def _has_model(name: str, whole: recipes.Tables) -> bool:

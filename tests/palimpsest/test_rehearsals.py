@@ -307,3 +307,37 @@ def test_an_export_that_transformers_does_not_load_whole_is_named(name, lost, tm
     stage = Stage("export", "export", {}, str(whole.folder), ())
     with pytest.raises(UserError, match=rf"\[export\] .*not load .*whole: missing_keys {lost}"):
         rehearsal._load(stage)
+
+
+SMALL_PAIRS = """
+[corpus.mine]
+corpus = "text:{folder}/mine.txt"
+[vocabulary]
+vocab_size = 8000
+corpora = ["mine"]
+[cache.qa]
+task = "supervised"
+corpus = "json:{folder}/qa.jsonl?inputs={{q}}&targets={{a}}"
+corpora = []
+[finetune.qa]
+preset = "t5_1_1_tiny"
+lengths = {{ inputs = 64, targets = 8 }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "key", "expected"),
+    [
+        (40_000, "", ["too_long=cut"]),
+        (40_000, 'objective = ["too_long=refuse"]', ["too_long=refuse"]),
+        (10, "", None),  # the rehearsal's vocabulary is the recipe's
+    ],
+)
+def test_pairs_are_cut_where_the_vocabulary_is_of_a_sample(rows, key, expected, tmp_path):
+    (tmp_path / "mine.txt").write_text("\n".join(f"line {n} of text" for n in range(rows)))
+    rehearsals.write(tmp_path / "qa.jsonl", [{"q": "what", "a": "7"}] * 10)
+    path = tmp_path / "it.toml"
+    whole = recipes.tables_of(path, SMALL_PAIRS.format(folder=tmp_path) + key)[1]
+    (tmp_path / "scratch").mkdir()
+    tables = shrinking.tables(whole, {"finetune.qa": None}, 1, tmp_path / "scratch")
+    assert tables["finetune.qa"].get("objective") == expected
