@@ -76,7 +76,7 @@ def run(flags: Flags) -> None:
     if flags.picture:
         print(f"loss curve   {flags.picture}")
     if len(runs) == 1:
-        print(_next(folders[0], runs[0].config.train_steps))
+        print(_next(folders[0], runs[0].config))
 
 
 def _text(runs: list[Any]) -> str:
@@ -90,7 +90,21 @@ def _text(runs: list[Any]) -> str:
     return "\n".join([table(header, rows), *notes])
 
 
-def _next(folder: str, steps: int) -> str:
+def _longer(config: Any) -> str:
+    """Returns words about how to train for twice as many updates."""
+    from trainer.optim import schedule
+
+    steps = 2 * config.train_steps
+    if schedule.rise(config.optimizer, config.train_steps, steps) is None:
+        return f"run the same command with --train_steps={steps}"
+    cycle = config.optimizer.value("steps_per_cycle") + config.train_steps
+    return (
+        f"run it in another --model_dir with --train_steps={steps} and "
+        f"--optimizer.steps_per_cycle={cycle}"
+    )
+
+
+def _next(folder: str, config: Any) -> str:
     run, logs = f"--model_dir={folder}", files.join(folder, "tensorboard")
     watch = "set --metrics.tensorboard=true"
     if files.exists(logs):
@@ -98,7 +112,7 @@ def _next(folder: str, steps: int) -> str:
     return f"""checkpoints  {folder}/checkpoint_STEP
 
 Next:
-  train longer          run the same command with --train_steps={2 * steps}
+  train longer          {_longer(config)}
   compare checkpoints   {program("trainer.evaluate")} {shlex.quote(run)} --steps=all
   watch the run         {watch}
   use your own text     {program("vocab.train")} --corpus='parquet:DATA/*.parquet' --output=DIR

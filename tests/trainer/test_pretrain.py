@@ -269,3 +269,19 @@ def test_a_damaged_row_ends_a_run_that_has_saved_its_updates(text_cache, tmp_pat
     assert_one_line(code, errors, "is corrupt in row")
     (saved,) = model.glob("checkpoint_*")
     assert int(saved.name.removeprefix("checkpoint_")) > 0
+
+
+def test_a_finished_cosine_is_not_restarted_unasked(text_cache, tmp_path):
+    flags = ("--optimizer.schedule=constant * cosine_decay", "--optimizer.steps_per_cycle=3")
+    flags += ("--optimizer.warmup_steps=1",)
+    model_dir = tmp_path / "model"
+    done(pretrain(text_cache, model_dir, *flags, "--train_steps=4"))
+    longer = pretrain(text_cache, model_dir, *flags, "--train_steps=8")
+    refused = run(longer)
+    assert_one_line(refused.returncode, refused.stderr, "at update 5", "agree with --rate_may_rise")
+    assert not (model_dir / "checkpoint_8").exists()
+    text = done(["python", "-m", "trainer.report", str(model_dir)]).stdout
+    assert "run it in another --model_dir with --train_steps=8 and" in text
+    assert "--optimizer.steps_per_cycle=7" in text
+    done([*longer, "--rate_may_rise"])
+    assert (model_dir / "checkpoint_8").exists()

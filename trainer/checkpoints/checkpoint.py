@@ -186,8 +186,11 @@ class Checkpoints:
             raise Damaged(path, f"{lost} is not finite")
         return state
 
-    def check_resumable(self, step: int, run: Run) -> None:
-        """Restores the watch; raises Damaged, or a UserError that names changes since that run."""
+    def check_resumable(self, step: int, run: Run) -> Config:
+        """Restores the watch; returns the configuration of the run that wrote the checkpoint.
+
+        Raises Damaged, or a UserError that names changes since that run.
+        """
         path = self.path(step)
         with processes.failing_together():
             if _of_t5x(path):
@@ -218,6 +221,7 @@ class Checkpoints:
         self.evaluated = stored["evaluated"]
         self.metrics_digest = stored.get("metrics_sha256")
         self.recall(step, stored, before, run.config)
+        return before
 
     def recall(self, step: int, stored: Mapping[str, Any], before: Config, now: Config) -> None:
         """Restores watch and history from the description of the checkpoint that goes on."""

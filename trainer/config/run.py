@@ -151,6 +151,12 @@ class Config:
         changes="nothing",
         often="updates to train for",
     )
+    rate_may_rise: bool = field(
+        False,
+        "let a finished run that is continued raise its learning rate again, as a cosine's next "
+        "cycle does",
+        changes="nothing",
+    )
     train_tokens: str | None = field(
         None,
         "total number of tokens, such as 300B, instead of train_steps; a row has as many as its "

@@ -62,6 +62,19 @@ def described(config: OptimizerConfig, train_steps: int) -> str:
     return f"{text} at update {train_steps:,}" if signs.any() else f"{text} to the end"
 
 
+def rise(config: OptimizerConfig, begin: int, end: int) -> int | None:
+    """Returns the first of the updates `begin` + 1 to `end` with over twice the rate before it.
+
+    Only a rise after a fall counts, as where a cosine restarts; None if there is none.
+    """
+    if end <= begin or begin < 2:
+        return None
+    steps = np.arange(begin - 2, end)
+    rates = np.broadcast_to(learning_rate_schedule(config)(steps), steps.shape).astype(float)
+    rises = (rates[2:] > 2 * rates[1:-1]) & (rates[1:-1] <= rates[:-2])
+    return begin + 1 + int(np.argmax(rises)) if rises.any() else None
+
+
 def _constant(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     return jnp.float32(config.value("learning_rate"))
 

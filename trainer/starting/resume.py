@@ -7,13 +7,15 @@ from typing import NamedTuple, Protocol
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import CONFIG_FILE
+from trainer.config import CONFIG_FILE, Config
 from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.observing import activity
+from trainer.optim import schedule
+from trainer.reporting import numbers
 from trainer.starting import branch, rewind
 
 # Files named of a folder that is not a run's.
@@ -86,7 +88,7 @@ def _begin(
         return Beginning(first.step, description), first.state(program)
     newest = steps[-1] if target is None else target
     try:
-        checkpoints.check_resumable(newest, run)
+        _check_rate(checkpoints.check_resumable(newest, run), run.config)
         # Read even if training is finished: its checkpoint may not be read again soon.
         state = checkpoints.restore(newest, program.abstract_state())
         if target is not None:
@@ -101,6 +103,23 @@ def _begin(
             raise
         sound = checkpoints.newest_sound(newest, run, program.abstract_state())
         return _fall_back(run, checkpoints, program, error, sound)
+
+
+def _check_rate(before: Config, now: Config) -> None:
+    """Raises UserError if more updates than before bring a higher rate, and nobody has agreed."""
+    if now.rate_may_rise or schedule.rise(now.optimizer, 2, before.train_steps):  # in cycles
+        return
+    update = schedule.rise(now.optimizer, before.train_steps, now.train_steps)
+    if update is None:
+        return
+    rate = schedule.learning_rate_schedule(now.optimizer)
+    low, high = (numbers.shown(float(rate(step)), "{:.2g}") for step in (update - 2, update - 1))
+    raise UserError(
+        f"--train_steps={now.train_steps}: the run was planned for {before.train_steps:,} updates, "
+        f"and its schedule raises the learning rate from {low} to {high} at update {update:,}, "
+        "which undoes what low rates had gained. Train from the start in another --model_dir with "
+        "a longer schedule (a cosine's --optimizer.steps_per_cycle), or agree with --rate_may_rise"
+    )
 
 
 def _fall_back(

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.config.optimizer import OPTIMIZER_PRESETS, SCHEDULE_FACTORS, OptimizerConfig
 from trainer.optim.optimizer import make_optimizer
-from trainer.optim.schedule import FACTORS, described, learning_rate_schedule
+from trainer.optim.schedule import FACTORS, described, learning_rate_schedule, rise
 
 # Of a run: a warm-up of W steps, N updates in all, the rate R at its peak.
 W, N, R = 100, 1000, 0.5
@@ -177,3 +177,18 @@ def test_n_steps_are_n_updates_each_at_the_rate_of_its_step():
 )  # fmt: skip
 def test_rates_are_put_into_words(settings, steps, words):
     assert described(OptimizerConfig(**settings), steps) == words
+
+
+COSINE_RUN = {"schedule": "constant * linear_warmup * cosine_decay", "warmup_steps": W}
+
+
+def test_a_rise_is_where_a_cosine_restarts():
+    config = OptimizerConfig(learning_rate=R, **COSINE_RUN, **COSINE)
+    assert rise(config, N, N) is None
+    assert rise(config, N, 2 * N) == N + 1  # the update at step N
+    assert rise(config, 2, N) is None  # a warm-up rises, too, but from a rise
+    assert rise(config, W // 2, N) is None
+    assert rise(config, N - 10, N + 1) == N + 1
+    assert rise(config, N + 1, 2 * N - W) is None
+    for schedule in ("constant", "constant * rsqrt_decay", "constant * linear_warmup"):
+        assert rise(OptimizerConfig(learning_rate=R, schedule=schedule), N, 2 * N) is None
