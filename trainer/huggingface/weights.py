@@ -12,6 +12,9 @@ from tasks.terminal.command_line import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# Written by the Flax models of transformers 4, which transformers 5 neither has nor reads.
+FLAX = "flax_model.msgpack"
+_OF_FLAX = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 # Bytes to compare at a time.
 _BLOCK = 1 << 20
 
@@ -39,8 +42,10 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> N
     for file, names in plan.filename_to_tensors.items():
         shard = {name: np.ascontiguousarray(tensors[name]) for name in names}
         path = os.path.join(folder, file)
+        with open(path, "wb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         save_file(shard, path, metadata={"format": "pt"})
-        os.chmod(path, 0o644)  # safetensors makes files readable only by their owner
+        os.chmod(path, mode)  # safetensors makes files readable only by their owner
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         with open(os.path.join(folder, INDEX), "w", encoding="utf-8") as out:
@@ -104,10 +109,12 @@ def read(folder: str) -> dict[str, np.ndarray]:
         shards = sorted(set(names.values()))
     elif os.path.exists(os.path.join(folder, WEIGHTS)):
         shards = [WEIGHTS]
+    elif os.path.exists(flax := os.path.join(folder, FLAX)):
+        return _of_flax(flax)
     else:
         raise UserError(
-            f"{folder} has neither {WEIGHTS} nor {INDEX}: load the model with transformers and "
-            "save it again to write them"
+            f"{folder} has neither {WEIGHTS} nor {INDEX} nor {FLAX}: load the model with "
+            "transformers and save it again to write them (from tf_model.h5, with transformers 4)"
         )
     tensors: dict[str, np.ndarray] = {}
     for shard in shards:
@@ -117,3 +124,23 @@ def read(folder: str) -> dict[str, np.ndarray]:
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from error
     return tensors
+
+
+def _of_flax(path: str) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file of Flax, as PyTorch names and lays them out.
+
+    Source: transformers 4, `modeling_flax_pytorch_utils.py`, load_flax_weights_in_pytorch_model.
+    """
+    from flax import serialization, traverse_util
+
+    try:
+        with open(path, "rb") as file:
+            tree = serialization.msgpack_restore(file.read())
+        leaves = traverse_util.flatten_dict(tree.get("params", tree))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    found: dict[str, np.ndarray] = {}
+    for (*outer, last), value in leaves.items():
+        array = np.asarray(value)
+        found[".".join([*outer, _OF_FLAX.get(last, last)])] = array.T if last == "kernel" else array
+    return found

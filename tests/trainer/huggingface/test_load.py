@@ -1,12 +1,15 @@
 """Folders of transformers load with bit-exact parameters, or are rejected by name."""
 
+import itertools
 import json
+import os
 from dataclasses import replace
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import serialization, traverse_util
 from safetensors.numpy import load_file, save_file
 
 from tasks.terminal.command_line import UserError
@@ -53,6 +56,42 @@ def test_shards_are_written_and_read(exported):
         load(str(model.folder), model.config)
     shards[2].unlink()
     with pytest.raises(UserError, match=f"{shards[2].name} cannot be read"):
+        load(str(model.folder), model.config)
+
+
+def test_weights_have_the_mode_of_other_new_files(tmp_path):
+    before = os.umask(0o002)
+    try:
+        weights.write(str(tmp_path), {"a": np.zeros(3, np.float32)}, 10**9)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o664
+
+
+def as_flax(name, tensor):
+    """Returns a path and an array as the Flax models of transformers 4 store a tensor."""
+    *outer, last = name.split(".")
+    if last == "weight" and tensor.ndim == 2:
+        is_table = any(word in name for word in ("shared", "embed", "bias", "wte", "wpe"))
+        last, tensor = ("embedding", tensor) if is_table else ("kernel", tensor.T)
+    elif last == "weight" and "LayerNorm" in name:
+        last = "scale"
+    return (*outer, last), tensor
+
+
+@pytest.mark.parametrize("name", ["t5_1_1", "t5_1_0", "umt5", "bert_untied", "gpt2"])
+def test_weights_of_flax_alone_are_read(exported, name):
+    model = exported(name)
+    (model.folder / "model.safetensors").unlink()
+    tree = traverse_util.unflatten_dict(dict(itertools.starmap(as_flax, model.tensors.items())))
+    file = model.folder / weights.FLAX
+    file.write_bytes(serialization.msgpack_serialize(tree))
+    assert_equal_trees(load(str(model.folder), model.config), model.params)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"flax_model.msgpack cannot be read"):
+        load(str(model.folder), model.config)
+    file.unlink()
+    with pytest.raises(UserError, match="with transformers 4"):
         load(str(model.folder), model.config)
 
 
