@@ -39,6 +39,7 @@ def test_the_round_trip_is_bit_exact(exported, name):
     assert_equal_trees(load(str(model.folder), config), model.params)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_shards_are_written_and_read(exported):
     model = exported("t5_1_1")
