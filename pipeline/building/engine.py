@@ -140,7 +140,8 @@ def _work(
     redone = [key for each in to_do for key in each.shards]
     if lifecycle.is_marked(job.folder, job.plan, redone):
         with claim.alone():
-            lifecycle.invalidate(job.folder, job.plan, redone)
+            remove = lifecycle.guarded(job.folder, job.plan).remove
+            lifecycle.invalidate(job.folder, job.plan, redone, remove)
     if options.tokenizer == tokenize.FAST:
         loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
         if reason := tokenize.refusal(loaded):

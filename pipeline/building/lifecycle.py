@@ -44,7 +44,7 @@ from tasks.cache.manifest import (
     plan_from_dict,
     shard_file,
 )
-from tasks.cache.plan_check import check_writable, excludes_more, is_replaced
+from tasks.cache.plan_check import check_writable, excludes_more
 from tasks.cache.receipts import finished, read_receipt, write_receipt
 from tasks.reading import sources
 from tasks.storage import files
@@ -175,7 +175,7 @@ def begin(
         raise UserError(f"another build wrote {path} at the same time: run the same command again")
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
-    cache_lists.remove_others(folder, plan)
+    cache_lists.remove_others(folder, plan, guarded(folder, plan).remove)
     for counts in earlier:
         renumber(folder, plan, counts)
     if existing:
@@ -363,14 +363,24 @@ def is_marked(folder: str, plan: Plan, keys: Iterable[ShardKey]) -> bool:
     return not {COMPLETED, MANIFEST, *marks}.isdisjoint(files.list_names(folder))
 
 
-def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
+def guarded(folder: str, plan: Plan) -> files.Guard:
+    """Returns what forbids changes of a folder once it has another plan."""
+    return files.Guard(functools.partial(check_writable, folder, plan.fingerprint))
+
+
+def invalidate(
+    folder: str,
+    plan: Plan,
+    keys: Iterable[ShardKey] = (),
+    remove: Callable[[str], None] = files.remove,
+) -> None:
     """Deletes the files that mark a finished cache, and the receipts of shards `keys`."""
-    files.remove(files.join(folder, COMPLETED))
-    files.remove(files.join(folder, MANIFEST))
+    remove(files.join(folder, COMPLETED))
+    remove(files.join(folder, MANIFEST))
     receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
     for split in plan.shards if receipts else ():
         there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
-        _each(folder, lambda name: files.remove(files.join(folder, name)), there)
+        _each(folder, lambda name: remove(files.join(folder, name)), there)
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
@@ -396,13 +406,15 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
     wanted = closing_files(manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
-        check_writable(folder, plan.fingerprint)
-        invalidate(folder, plan)
-        for name, data in wanted.items():
-            files.write_bytes(files.join(folder, name), data)
-        if is_replaced(folder, plan.fingerprint):
-            invalidate(folder, plan)
-            check_writable(folder, plan.fingerprint)
+        guard = guarded(folder, plan)
+        invalidate(folder, plan, remove=guard.remove)
+        try:
+            for name, data in wanted.items():
+                files.write_bytes(files.join(folder, name), data, guard)
+            guard.check()
+        except UserError:
+            guard.take_back()
+            raise
     return bool(stale)
 
 

@@ -5,6 +5,7 @@ Files without a receipt (`tasks.cache.receipts`) are redone.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -49,6 +50,8 @@ class ShardWriter:
         self, folder: str, plan: manifest.Plan, split: str, index: int, fingerprint: str = ""
     ):
         self._folder, self._fingerprint = folder, fingerprint or plan.fingerprint
+        check = functools.partial(plan_check.check_writable, folder, self._fingerprint)
+        self._guard = files.Guard(check)
         self._name = lambda kind: manifest.shard_file(split, kind, index, plan.shards[split])
         self.unit = plan.unit
         self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
@@ -127,13 +130,20 @@ class ShardWriter:
         if kind is not None:
             self._stack.__exit__(kind, *error)
             return
+        try:
+            self._finish()
+        except UserError:  # such as a new plan's, whose files stay
+            self._guard.take_back()
+            raise
+
+    def _finish(self) -> None:
         with self._stack:
             self._write(self._packer.finish())
             self._write_lineage(at_least=1)
             self._documents.close()
             index = np.concatenate([np.zeros(0, self._index_type), *self._index])
             np.save(self._open("rows"), index, allow_pickle=False)
-            plan_check.check_writable(self._folder, self._fingerprint)
+            self._guard.check()  # before any of the files gets its name
         shard = manifest.Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
@@ -144,19 +154,13 @@ class ShardWriter:
             unknown_tokens=self._unknown_tokens or None,
             **self._counts,
         )
-        try:
-            plan_check.check_writable(self._folder, self._fingerprint)
-        except UserError:
-            # They may have replaced files of the new plan, whose build then writes them again.
-            for name in shard.files:
-                files.remove(files.join(self._folder, name))
-            raise
         path = files.join(self._folder, self._name("receipt"))
-        receipts.write_receipt(path, shard, self._fingerprint)
+        receipts.write_receipt(path, shard, self._fingerprint, self._guard)
 
     def _open(self, kind: str) -> "_HashedFile":
         path = files.join(self._folder, self._name(kind))
-        whole = files.atomic_write(path, lasting=False)  # the receipt comes last
+        # The receipt comes last.
+        whole = files.atomic_write(path, lasting=False, guard=self._guard)
         file = _HashedFile(self._stack.enter_context(whole))
         self._files[kind] = file
         return file

@@ -3,7 +3,7 @@
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -115,11 +115,11 @@ def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
             files.copy(again[0], path)
 
 
-def remove_others(folder: str, plan: Plan) -> None:
+def remove_others(folder: str, plan: Plan, remove: Callable[[str], None]) -> None:
     """Deletes lists that the plan lacks, left by a takedown killed before it wrote its plan."""
     wanted = {lists.copy_name(each.sha256) for each in plan.exclude or ()}
     for name in files.list_sizes(folder, lists.COPY).keys() - wanted:
-        files.remove(files.join(folder, name))
+        remove(files.join(folder, name))
 
 
 def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:

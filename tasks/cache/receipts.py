@@ -32,8 +32,10 @@ class Receipt:
         return self.plan == plan.fingerprint or not (self.plan or plan.exclude)
 
 
-def write_receipt(path: str, shard: Shard, fingerprint: str) -> None:
-    files.write_json(path, {**as_json(shard), _PLAN: fingerprint})
+def write_receipt(
+    path: str, shard: Shard, fingerprint: str, guard: files.Guard | None = None
+) -> None:
+    files.write_json(path, {**as_json(shard), _PLAN: fingerprint}, guard)
 
 
 def read_receipt(path: str) -> Receipt | None:

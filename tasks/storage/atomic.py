@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import IO
 
+from tasks.storage.guard import Guard
 from tasks.storage.paths import is_remote, local_path
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
@@ -32,20 +33,23 @@ def naming_full_disk(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str, lasting: bool = True) -> Iterator[IO[bytes]]:
+def atomic_write(
+    path: str, lasting: bool = True, guard: Guard | None = None
+) -> Iterator[IO[bytes]]:
     """Yields a file whose complete content appears at `path` on success, and nothing on failure.
 
     Locally, the bytes are written beside `path`, flushed to disk and renamed. Unless `lasting`, the
     new name is left to the next file of the folder, which flushes both names to disk. For a remote
     path, they are collected in a temporary file and uploaded as one object, since closing a
-    half-written fsspec file would publish half of it. Raises UserError if the folder is missing or
-    not writable, `path` is a folder, or the store refuses the upload.
+    half-written fsspec file would publish half of it. A `guard` may refuse the write. Raises
+    UserError if the folder is missing or not writable, `path` is a folder, or the store refuses the
+    upload.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:
             yield spool
             spool.flush()
-            Store(path).upload(spool.name)
+            guard.upload(path, spool.name) if guard else Store(path).upload(spool.name)
         return
     final = local_path(path)
     folder = os.path.dirname(final) or "."
@@ -57,7 +61,7 @@ def atomic_write(path: str, lasting: bool = True) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, final)
+        guard.rename(aside, path) if guard else os.replace(aside, final)
         if not lasting:
             return
         descriptor = os.open(folder, os.O_RDONLY)

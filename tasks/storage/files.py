@@ -14,6 +14,7 @@ from tasks.storage.atomic import atomic_write as atomic_write
 from tasks.storage.atomic import final_name as final_name
 from tasks.storage.atomic import naming_full_disk as naming_full_disk
 from tasks.storage.atomic import remove_partial as remove_partial
+from tasks.storage.guard import Guard as Guard
 from tasks.storage.paths import is_on_gcs as is_on_gcs
 from tasks.storage.paths import is_remote as is_remote
 from tasks.storage.paths import join as join
@@ -209,9 +210,9 @@ def read_lines(path: str) -> Iterator[str]:
         raise UserError(f"{path} is not UTF-8 text") from error
 
 
-def write_bytes(path: str, data: bytes) -> None:
-    """Writes a file completely or not at all."""
-    with atomic_write(path) as file:
+def write_bytes(path: str, data: bytes, guard: Guard | None = None) -> None:
+    """Writes a file completely or not at all; a `guard` may refuse it."""
+    with atomic_write(path, guard=guard) as file:
         file.write(data)
 
 
@@ -250,9 +251,9 @@ def json_bytes(value: Any) -> bytes:
     return bytes(data + b"\n")
 
 
-def write_json(path: str, value: Any) -> None:
-    """Writes `json_bytes(value)` completely or not at all."""
-    write_bytes(path, json_bytes(value))
+def write_json(path: str, value: Any, guard: Guard | None = None) -> None:
+    """Writes `json_bytes(value)` completely or not at all; a `guard` may refuse it."""
+    write_bytes(path, json_bytes(value), guard)
 
 
 def sha256(path: str) -> str:

@@ -1,7 +1,9 @@
 """Object stores through fsspec: requests with retries, and files read in ranges."""
 
+import base64
 import contextlib
 import functools
+import hashlib
 import io
 import logging
 import os
@@ -17,6 +19,8 @@ from tasks.terminal.command_line import UserError
 REQUEST_BYTES = 8 << 20
 # Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
+_BLOCK_BYTES = 50 << 20
+_BINARY = "application/octet-stream"
 
 CHAIN = "::"  # between the URLs of fsspec's chains
 ARCHIVES = "of an archive, all files are read: give its own path, or unpack it"
@@ -154,8 +158,41 @@ class Store:
         now, found = self.generation()
         return now if (mark or data) in found else ""
 
-    def upload(self, source: str) -> None:
+    def upload(self, source: str, check: Callable[[], None] | None = None) -> str:
+        """Uploads a file as one object; returns its generation if it is known.
+
+        `check` may raise an error before the upload. In Cloud Storage, the object is written only
+        if it has not changed since; if it has, `check` is called again, unless another writer wrote
+        the same bytes.
+        """
+        while check and is_on_gcs(self._url):
+            before = ""
+            with contextlib.suppress(FileNotFoundError):
+                before = str(self.info()["generation"])
+            check()
+            try:
+                return self.ask(functools.partial(_upload_if, source=source, generation=before))
+            except FileExistsError:  # HTTP 412: another writer, or an upload whose answer was lost
+                if self.info().get("md5Hash") == _md5(source):
+                    return ""
+        if check:
+            check()
         self.ask(lambda fs, inside: _upload(fs, source, inside, is_on_gcs(self._url)))
+        return ""
+
+    def remove(self, generation: str) -> None:
+        """Deletes an object of Cloud Storage if it still has this generation.
+
+        Raises FileNotFoundError if there is none.
+        """
+
+        def delete(fs: Any, inside: str) -> None:
+            bucket, _, name = inside.partition("/")
+            fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=generation)
+            fs.invalidate_cache(fs._parent(inside))
+
+        with contextlib.suppress(FileExistsError):
+            self.ask(delete)
 
 
 def _advice(path: str, error: Exception) -> str:
@@ -210,16 +247,54 @@ def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
         # data.
         bucket, _, name = target.partition("/")
         with open(source, "rb") as file:
-            post(fs, bucket, name, file.read(), "application/octet-stream")
+            post(fs, bucket, name, file.read(), _BINARY)
+
+
+def _upload_if(fs: Any, target: str, source: str, generation: str) -> str:
+    """Uploads a file if the object still has this generation, "" for none; returns the new one.
+
+    Raises FileExistsError if it has another, or ChecksumError (transient) if it arrived damaged.
+    """
+    from fsspec.asyn import sync
+    from gcsfs.checkers import ChecksumError
+    from gcsfs.core import upload_chunk
+
+    bucket, _, name = target.partition("/")
+    match, size = {"ifGenerationMatch": generation or "0"}, os.path.getsize(source)
+    with open(source, "rb") as file:
+        if size <= _SMALL_BYTES:
+            made = post(fs, bucket, name, file.read(), _BINARY, json_out=True, **match)
+        else:
+            headers, _ = sync(
+                *(fs.loop, fs._call, "POST", _upload_url(fs), bucket),
+                **{"uploadType": "resumable", "name": name, "json": {"name": name}, **match},
+                headers={"X-Upload-Content-Type": _BINARY},
+            )
+            begin = 0
+            while block := file.read(_BLOCK_BYTES):
+                place = headers["Location"]
+                made = sync(fs.loop, upload_chunk, fs, place, block, begin, size, _BINARY)
+                begin += len(block)
+    fs.invalidate_cache(fs._parent(target))
+    if made["md5Hash"] != _md5(source):
+        raise ChecksumError(f"{target} arrived damaged")
+    return str(made["generation"])
+
+
+def _md5(source: str) -> str:
+    with open(source, "rb") as file:
+        digest = hashlib.file_digest(file, functools.partial(hashlib.md5, usedforsecurity=False))
+    return base64.b64encode(digest.digest()).decode()
+
+
+def _upload_url(fs: Any) -> str:
+    return fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
 
 
 def post(fs: Any, bucket: str, name: str, data: bytes, kind: str, **more: Any) -> Any:
     """Writes an object to Cloud Storage in one request."""
-    url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
-    headers = {"Content-Type": kind}
-    return fs.call(
-        "POST", url, bucket, uploadType="media", name=name, data=data, headers=headers, **more
-    )
+    more |= {"uploadType": "media", "name": name, "data": data}
+    return fs.call("POST", _upload_url(fs), bucket, headers={"Content-Type": kind}, **more)
 
 
 def etag(info: dict[str, Any]) -> str:

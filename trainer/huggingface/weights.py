@@ -42,8 +42,8 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> N
     for file, names in plan.filename_to_tensors.items():
         shard = {name: np.ascontiguousarray(tensors[name]) for name in names}
         path = os.path.join(folder, file)
-        with open(path, "wb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        with open(path, "wb") as made:
+            mode = os.fstat(made.fileno()).st_mode
         save_file(shard, path, metadata={"format": "pt"})
         os.chmod(path, mode)  # safetensors makes files readable only by their owner
     if plan.is_sharded:
