@@ -41,6 +41,7 @@ SENTINEL = "contains a sentinel such as <extra_id_0>"  # objectives add such tok
 SPECIAL = "contains the special token {}"  # it would end or pad the text
 # Pattern of a reason -> flags that keep its documents.
 KEPT_BY = {
+    re.compile("empty targets"): "--empty_targets=keep",
     re.compile(re.escape(SENTINEL)): "--sentinels=keep (pairs) or --sentinels=text",
     re.compile(SPECIAL.format(".*")): "--special_tokens=text",
 }
@@ -65,6 +66,7 @@ class Limits:
     tokens: dict[str, int]  # maximum tokens of each column, excluding EOS
     bytes: int = 0  # maximum UTF-8 bytes to tokenize
     too_long: str = ""  # treatment of longer documents, one of TOO_LONG; "" without limits
+    may_be_empty: tuple[str, ...] = ()  # names of columns
 
     @classmethod
     def of(cls, plan: Plan, max_bytes: int) -> "Limits":
@@ -73,7 +75,8 @@ class Limits:
             return cls(dict.fromkeys(plan.unit.columns, 0))
         most = {"inputs": plan.pairs.max_inputs, "targets": plan.pairs.max_targets}
         tokens = {side: limit - 1 if limit else 0 for side, limit in most.items()}
-        return cls(tokens, max_bytes, plan.pairs.too_long)
+        empty = (SIDES[1],) if plan.pairs.empty_targets == KEEP else ()
+        return cls(tokens, max_bytes, plan.pairs.too_long, empty)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +177,10 @@ def _reasons(
         for reason, holds in (
             (LONG.get(name), each.long & (limits.too_long == QUARANTINE)),
             (SENTINEL, each.spelt >= 0),
-            (EMPTY[name], (each.totals == 0) & (each.spelt < 0)),
+            (
+                EMPTY[name],
+                (each.totals == 0) & (each.spelt < 0) & (name not in limits.may_be_empty),
+            ),
         ):
             holds = holds & new
             reasons[holds], new[holds] = reason, False

@@ -3,7 +3,7 @@
 import dataclasses
 
 from pipeline.runners import engines, parts
-from tasks.cache.manifest import QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
+from tasks.cache.manifest import KEEP, QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
 from tasks.terminal.fields import REQUIRED, SHARE, ReadIf, at_least, field
@@ -78,6 +78,12 @@ class Options:
         "keeps the beginning of the side; split makes several pairs, each with a part of the long "
         "side and the whole other side",
         choices=TOO_LONG,
+    )
+    empty_targets: str = field(
+        QUARANTINE,
+        "pairs whose targets are empty: quarantine leaves them out and counts them; keep makes "
+        "targets of EOS alone, as for questions without an answer",
+        choices=(QUARANTINE, KEEP),
     )
     sentinels: str = field(
         QUARANTINE,

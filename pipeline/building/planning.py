@@ -12,7 +12,7 @@ from pipeline.excluding.lists import Given
 from pipeline.runners import secret
 from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
-from tasks.cache.manifest import PAIRS, QUARANTINE, TOO_LONG, PairLimits, Plan, Spelling
+from tasks.cache.manifest import KEEP, PAIRS, QUARANTINE, TOO_LONG, PairLimits, Plan, Spelling
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
@@ -192,7 +192,7 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
         )
     for unit, names in (
-        (Unit.PAIR, ("max_inputs", "max_targets", "too_long")),
+        (Unit.PAIR, ("max_inputs", "max_targets", "too_long", "empty_targets")),
         (Unit.TEXT, ("row_tokens", "packing", "separator")),
     ):
         for name in names if unit is not reads else ():
@@ -207,7 +207,8 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
         if getattr(options, name) == 1:
             raise UserError(f"--{name}=1 leaves room for EOS alone: give 2 or more")
     too_long = options.too_long or TOO_LONG[0]
-    return PairLimits(options.max_inputs or 0, options.max_targets or 0, too_long)
+    empty = KEEP if options.empty_targets == KEEP else None
+    return PairLimits(options.max_inputs or 0, options.max_targets or 0, too_long, empty)
 
 
 def _spelling(options: Options) -> Spelling | None:

@@ -113,6 +113,7 @@ class PairLimits:
     max_inputs: int
     max_targets: int
     too_long: str
+    empty_targets: str | None = None  # KEEP; None if pairs without targets are left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,6 +379,8 @@ def plan_from_dict(value: Any) -> Plan:
         check_count(count, f"shards.{split}", least=1)
     if plan.pairs and plan.pairs.too_long not in TOO_LONG:
         raise wrong("pairs.too_long", plan.pairs.too_long, f"one of {', '.join(TOO_LONG)}")
+    if plan.pairs and plan.pairs.empty_targets not in (None, KEEP):
+        raise wrong("pairs.empty_targets", plan.pairs.empty_targets, KEEP)
     for name, choices in SPELLINGS.items() if plan.spelling else ():
         if (choice := getattr(plan.spelling, name)) not in choices:
             raise wrong(f"spelling.{name}", choice, f"one of {', '.join(choices)}")

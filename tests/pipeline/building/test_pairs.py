@@ -408,3 +408,23 @@ def test_many_empty_sides_are_refused(make, tmp_path):
     assert not (tmp_path / "cache" / TASK / "COMPLETED").exists()
     make("--max_quarantined=0.6")
     assert (tmp_path / "cache" / TASK / "COMPLETED").exists()
+
+
+def test_empty_targets_are_kept_as_eos_alone(make, tmp_path, vocabulary):
+    rows = [{"id": f"{n}", "q": f"who wrote book {n}?", "a": ""} for n in range(300)]
+    write_json(tmp_path / "corpus" / "b.jsonl", rows)
+    cache = make("--empty_targets=keep")
+    manifest = CacheManifest.load(str(cache))
+    assert manifest.dropped("train") == {"empty inputs": 1, "null": 1}
+    found = pairs_of(cache) | pairs_of(cache, "validation")
+    assert sum(not len(targets) for _, targets in found.values()) == 301
+    assert verify(str(cache))[1] == []
+    lengths, ids = Lengths(1000, 1000), load(str(vocabulary), 100).ids
+    windows = open_windows(str(cache), manifest, "train", Supervised(), lengths)
+    tokens_WN, lengths_W = windows.read(np.arange(len(windows)))
+    keys_W = np.zeros(len(tokens_WN), np.uint64)
+    examples = Supervised().examples(tokens_WN, lengths_W, keys_W, lengths, ids)
+    targets_WN, targets_W = examples["targets"]
+    targets = [row[:length].tolist() for row, length in zip(targets_WN, targets_W, strict=True)]
+    assert [EOS_ID] in targets
+    assert all(row[-1] == EOS_ID for row in targets)
