@@ -64,7 +64,7 @@ def read_stacks(
 
 
 def _read(fields: Fields) -> ModelConfig:
-    written = {stack: fields[stack] for stack in _STACKS}
+    written = {stack: fields.section(stack) for stack in _STACKS}
     model, window = read_stacks(fields, written, gemma.read_2, shared_embedding=False)
     if window is None:
         return model
