@@ -109,10 +109,10 @@ def advice(guard: Guard, config: Config) -> str:
         return f"Lower --optimizer.learning_rate,{further} or {skip}"
     of = f"the parameters of --init_from={config.init_from}" if config.init_from else "the model"
     causes = f"{of} or its batch overflow{'' if half else ' even in float32'}"
-    further = "try --model.dtype=float32, and " if half else ""
+    further = "train with --model.dtype=float32, " if half else ""
     return (
-        f"It is the first update, so no learning rate has had an effect: {causes}; {further}look at "
-        "the initial loss with --evaluation.every_steps=1 and --on_nan=skip"
+        f"It is the first update, so no learning rate has had an effect: {causes}; {further}choose "
+        "others, or see with --on_nan=skip if later batches are sound"
     )
 
 

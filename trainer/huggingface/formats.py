@@ -509,16 +509,22 @@ KINDS[CUSTOM] = Kind(
     ("lm", "primer"),
     "model.",
     _DECODERS | {"auto_map"},
+    compared=("PalimpsestForCausalLM",),
 )
-KINDS["t5"] = Kind(from_t5, to_t5, module_names.t5, T5S, inert=_OF_T5)
+_T5S = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
+KINDS["t5"] = Kind(from_t5, to_t5, module_names.t5, T5S, inert=_OF_T5, compared=_T5S)
 KINDS["mt5"] = KINDS["t5"]._replace(families=())
-KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5)
+KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5, compared=("UMT5ForConditionalGeneration",))
 KINDS["llama"] = Kind(
     *(_from_llama, _to_llama, module_names.decoder, ("llama", "gemma", "lm", "primer"), "model."),
     _DECODERS,
+    compared=("LlamaForCausalLM",),
 )
 KINDS["gemma"] = KINDS["llama"]._replace(
-    read=_from_gemma, write=_to_gemma, families=("gemma", "llama", "lm")
+    read=_from_gemma,
+    write=_to_gemma,
+    families=("gemma", "llama", "lm"),
+    compared=("GemmaForCausalLM",),
 )
 KINDS["gpt2"] = Kind(
     *(
@@ -529,8 +535,10 @@ KINDS["gpt2"] = Kind(
         module_names.GPT2,
     ),
     _DECODERS,
+    compared=("GPT2LMHeadModel",),
 )
 KINDS["bert"] = Kind(
     *(_from_bert, _to_bert, module_names.bert, ("bert",), "bert.", _OF_BERT),
     kernel=("mlm_head/logits_dense/kernel", "cls.predictions.decoder"),
+    compared=("BertForPreTraining", "BertForMaskedLM"),
 )

@@ -130,5 +130,8 @@ def write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
 KINDS["gemma2"] = Kind(
     *(read_2, write_2, module_names.decoder, ("gemma",), "model."),
     KINDS["gemma"].inert | {"_sliding_window_pattern"},
+    compared=("Gemma2ForCausalLM",),
 )
-KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=read_3, write=write_3)
+KINDS["gemma3_text"] = KINDS["gemma2"]._replace(
+    read=read_3, write=write_3, compared=("Gemma3ForCausalLM",)
+)

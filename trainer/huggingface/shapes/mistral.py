@@ -29,5 +29,6 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["mistral"] = Kind(
-    _read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+    *(_read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert),
+    compared=("MistralForCausalLM",),
 )

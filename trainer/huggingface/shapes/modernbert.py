@@ -137,4 +137,5 @@ _INERT = frozenset(
 KINDS["modernbert"] = Kind(
     *(_read, _write, _tensors, ("bert_pre_ln",), "model.", _INERT),
     kernel=("mlm_head/logits_dense/kernel", "decoder"),
+    compared=("ModernBertForMaskedLM",),
 )

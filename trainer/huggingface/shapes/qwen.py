@@ -60,6 +60,9 @@ def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["qwen2"] = Kind(
-    _read_2, _write_2, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+    *(_read_2, _write_2, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert),
+    compared=("Qwen2ForCausalLM",),
 )
-KINDS["qwen3"] = KINDS["qwen2"]._replace(read=_read_3, write=_write_3)
+KINDS["qwen3"] = KINDS["qwen2"]._replace(
+    read=_read_3, write=_write_3, compared=("Qwen3ForCausalLM",)
+)

@@ -73,4 +73,5 @@ KINDS["roberta"] = Kind(
     *(_read, _write, _tensors, ("bert",), "roberta."),
     kernel=("mlm_head/logits_dense/kernel", "lm_head.decoder"),
     numbered=_POSITIONS,
+    compared=("RobertaForMaskedLM",),
 )

@@ -120,4 +120,8 @@ _INERT = frozenset(
         *("router_type", "batch_prioritized_routing", "feed_forward_proj", "is_gated_act"),
     }
 )
-KINDS["switch_transformers"] = Kind(_read, _write, _tensors, formats.T5S, inert=_INERT)
+KINDS["switch_transformers"] = Kind(
+    *(_read, _write, _tensors, formats.T5S),
+    inert=_INERT,
+    compared=("SwitchTransformersForConditionalGeneration",),
+)

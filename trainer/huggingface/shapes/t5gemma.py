@@ -156,4 +156,5 @@ KINDS["t5gemma"] = Kind(
     inert=KINDS["gemma2"].inert | {"classifier_dropout_rate"},
     kernel=("decoder/logits_dense/kernel", "lm_head.out_proj"),
     start="bos_token_id",
+    compared=("T5GemmaForConditionalGeneration",),
 )

@@ -100,4 +100,5 @@ KINDS["t5gemma2"] = Kind(
     start="bos_token_id",
     blank=_blank,
     unread=(_TOWER, _PROJECTOR),
+    compared=("T5Gemma2ForConditionalGeneration",),
 )
