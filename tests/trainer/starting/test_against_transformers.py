@@ -7,7 +7,9 @@ import subprocess
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.runs import flags_of
 from tests.trainer.huggingface.conftest import Exported
+from trainer import pretrain
 from trainer.huggingface import folder_parity
 from trainer.starting import against_transformers
 
@@ -63,3 +65,22 @@ def test_other_logits_end_the_process_with_a_code_of_their_own(folder, monkeypat
 def test_without_transformers_a_line_says_so(folder):
     text = against_transformers.compared(f"hf:{folder}")
     assert text == "logits were not compared: the package torch is not installed"
+
+
+@pytest.mark.torch
+@pytest.mark.processes
+def test_a_run_says_it_once(text_cache, tmp_path, capsys):
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 16, "num_heads": 2, "d_ff": 64, "num_layers": 1}
+    ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    made = T5ForConditionalGeneration(T5Config(vocab_size=32_128, **sizes, **ids))
+    made.save_pretrained(tmp_path / "t5")
+    for steps, count in ((1, 1), (2, 0)):
+        flags = flags_of(text_cache, tmp_path / "run", f"--init_from=hf:{tmp_path}/t5")
+        quiet = ("--metrics.tensorboard=false", "--evaluation.every_steps=0")
+        assert pretrain.main([*flags, f"--train_steps={steps}", *quiet]) == 0
+        said = capsys.readouterr()
+        assert (said.out + said.err).count("logits are those of transformers") == count
