@@ -17,7 +17,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from tests.fuzz.forks import Difference
 from tests.trainer.huggingface import random_shapes
-from tests.trainer.huggingface.random_shapes import DECODER, ENCODER, GEMMA, T5, YARN
+from tests.trainer.huggingface.random_shapes import DECODER, ENCODER, T5, YARN
 from trainer.huggingface import folder_parity, load, model_config, parity
 from trainer.model.paths import named
 
@@ -26,7 +26,7 @@ _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size
 FAMILIES = random_shapes.SHAPES | {
     "llama": ("Llama", DECODER),
     "llama, yarn": ("Llama", DECODER | {"rope_parameters": YARN}),
-    "gemma": ("Gemma", GEMMA),
+    "gemma": ("Gemma", DECODER | {"head_dim": 12}),
     "gpt2": ("GPT2", _GPT2),
     "bert": ("Bert", ENCODER),
     "t5": ("T5", T5),
@@ -137,8 +137,10 @@ class Trial:
             value = {"null": None, "wrong": self.random.choice(_WRONG)}.get(how)
             value = _other(fields[name]) if how == "other" else value
         else:
-            of_positions = [name for name in _SPELLINGS if "rope" in name or "layer" in name]
-            name = self.random.choice(self.random.choice(([*_SPELLINGS], of_positions)))
+            rotates = "rope_parameters" in fields
+            known = [name for name in _SPELLINGS if name in fields or (rotates and "rope" in name)]
+            every = [*_SPELLINGS]
+            name = self.random.choice(self.random.choice((known or every,) * 5 + (every,)))
             value = self.random.choice(_SPELLINGS[name])
         if how == "remove" and present:
             del fields[name]
