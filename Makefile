@@ -11,7 +11,7 @@ DEMO := demo
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-wheel test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-wheel test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers fuzz-configs chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -148,6 +148,9 @@ fuzz-runs: $(VENV)/.dev ## compare 60 random runs, killed and resumed, with an o
 
 fuzz-tokenizers: $(VENV)/.peers ## compare 200 random tokenizers with their libraries, on 100,000 texts each
 	$(call FUZZ,tokenizers,200)
+
+fuzz-configs: $(VENV)/.peers ## compare 300 random config.json with transformers
+	$(call FUZZ,configs,300)
 
 chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 162 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \

@@ -103,6 +103,11 @@ class Flags:
         "huggingface: write a modelling file for a model that transformers does not have",
         read_if=_only("huggingface"),
     )
+    unverified: bool = field(
+        False,
+        "keep a conversion even if its logits cannot be compared with transformers', which needs "
+        "torch and transformers",
+    )
     push_to: str | None = field(
         None,
         "huggingface: upload each step to branch step_N of this repository on the Hub, and the "
@@ -149,7 +154,9 @@ def run(flags: Flags) -> int:
         raise UserError("--task and --cache_dir need each other")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
     form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
-    settings = Settings(*form, found or None, flags.task, flags.cache_dir)
+    settings = Settings(
+        *(*form, found or None, flags.task, flags.cache_dir), unverified=flags.unverified
+    )
     search = tuple(path for paths in model.gin_search_paths for path in paths.split(","))
     fields = tuple(f"--model.{each}" for each in model.model)
     given = Given(model.preset, model.gin_file, search, model.gin_param, fields)

@@ -1,8 +1,9 @@
-"""Draws builds, runs and tokenizers, and checks each against an oracle of its own.
+"""Draws builds, runs, tokenizers and configurations, and checks each against an oracle of its own.
 
     python -m tests.fuzz builds --count=300 --seed=7
     python -m tests.fuzz runs --count=60 --seed=7
     python -m tests.fuzz tokenizers --count=200 --texts=100000 --seed=7
+    python -m tests.fuzz configs --count=300 --seed=7
     python -m tests.fuzz builds --seed=7 --only=17      # one of them again
 
 builds: a corpus of a drawn format is built with a drawn vocabulary, packing, limits and filters.
@@ -18,12 +19,17 @@ ended at drawn moments and resumed: states and metrics must be equal, bit for bi
 tokenizers: byte-level BPE, BPE, unigram and WordPiece with drawn rules and pieces. The ids of
 random texts must be those of `tokenizers` or SentencePiece.
 
+configs: the config.json of a small model that transformers wrote loses fields, or gets fields of
+other spellings, kinds and types. Our logits must be those of transformers, or one line must refuse
+the file.
+
 Commands run in forks of one process that has imported everything. Prints what was tried, the seed,
 and for each difference the command that draws it again; its folder is kept. Exits with 1 if there
 is a difference.
 """
 
 import argparse
+import importlib
 import os
 import pathlib
 import shutil
@@ -38,7 +44,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError, run
 from tests.fuzz import forks
 
-_COUNTS = {"builds": 300, "runs": 60, "tokenizers": 200}
+_COUNTS = {"builds": 300, "runs": 60, "tokenizers": 200, "configs": 300}
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -61,9 +67,8 @@ def command_line() -> argparse.ArgumentParser:
 def _module(what: str) -> ModuleType:
     """Imports what a command needs, JAX with the settings of the tests."""
     import tests.conftest  # noqa: F401 - sets JAX's environment
-    from tests.fuzz import builds, runs, tokenizers
 
-    return {"builds": builds, "runs": runs, "tokenizers": tokenizers}[what]
+    return importlib.import_module(f"tests.fuzz.{what}")
 
 
 def main(argv: list[str]) -> int:

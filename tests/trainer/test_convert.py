@@ -166,7 +166,7 @@ def test_bfloat16_is_what_rounding_gives(t5x, tmp_path):
     expected = {name: array.astype(ml_dtypes.bfloat16) for name, array in sound(2).items()}
     flags = (PRESET, "--dtype=bfloat16")
     one = t5x / "checkpoint_3000"
-    assert run(one, tmp_path / "half", "huggingface", *flags) == 0
+    assert run(one, tmp_path / "half", "huggingface", "--unverified", *flags) == 0
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     tensors = load_file(tmp_path / "half" / "model.safetensors")
     assert {array.dtype for array in tensors.values()} == {np.dtype(ml_dtypes.bfloat16)}
@@ -228,7 +228,8 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
     assert_equal({name: np.asarray(each) for name, each in named(state.params).items()}, expected)
     # And on to transformers, with the tokenizer, without naming the model.
     target = tmp_path / "hf"
-    assert run(tmp_path / "ours", target, "huggingface", f"--vocabulary={model}") == 0
+    kept = (f"--vocabulary={model}", "--unverified")
+    assert run(tmp_path / "ours", target, "huggingface", *kept) == 0
     inside = target / f"checkpoint_{t5x_files.STEP}"
     assert (inside / "tokenizer.json").exists()
     assert (inside / "spiece.model").exists()
@@ -246,6 +247,21 @@ def test_nothing_is_left_of_what_differs(t5x, tmp_path, monkeypatch, capsys):
     assert run(t5x, tmp_path / "hf", "huggingface", PRESET) == 1
     assert "transformers computes different logits" in capsys.readouterr().err
     assert [*(tmp_path / "hf").iterdir()] == []
+
+
+def test_a_conversion_that_is_not_compared_is_kept_only_if_a_flag_says_so(t5x, tmp_path, capsys):
+    """The packages of peers are hidden from tests without a mark."""
+    target, flags = tmp_path / "hf", (PRESET, "--steps=1000")
+    says = "cannot be compared with transformers': the package torch is not installed; remove"
+    with pytest.raises(UserError, match=says):
+        run(t5x, target, "huggingface", *flags)
+    assert [*target.iterdir()] == []
+    assert run(t5x, target, "huggingface", *flags, "--unverified") == 0
+    assert "logits were not compared" in capsys.readouterr().out
+    with pytest.raises(UserError, match=says):  # nor is it taken for finished
+        run(t5x, target, "huggingface", *flags)
+    with pytest.raises(UserError, match=says):
+        run(target, tmp_path / "back", "t5x")
 
 
 @pytest.mark.torch

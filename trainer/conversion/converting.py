@@ -88,11 +88,14 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
         run = targets.run_of(target, opened, settings)
         targets.write_run_files(run, vocabulary)
     if record.is_finished(path, made):
+        before = tuple(record.checks(path))
+        _require_compared(path, before, settings)
         print(f"{path}: is there already", flush=True)
-        return Converted(path, opened.step, tuple(record.checks(path)))
+        return Converted(path, opened.step, before)
     arrays = targets.values(opened, settings.dtype)
     with files.naming_full_disk(path), whole_folder.written(path) as partial:
         checks = _write(partial, os.path.basename(path), opened, arrays, settings, run)
+        _require_compared(path, checks, settings)
         made["checks"] = checks
         files.write_json(os.path.join(partial, record.FILE), made)
     print(f"{path}: step {opened.step:,}; {'; '.join(checks)}", flush=True)
@@ -128,6 +131,17 @@ def _write(
         os.rename(os.path.join(inside, entry), os.path.join(partial, entry))
     os.rmdir(inside)
     return (*_checks(count, logits), moments)
+
+
+def _require_compared(path: str, checks: tuple[str, ...], settings: Settings) -> None:
+    """Raises UserError if logits were not compared and the settings do not agree to that."""
+    for check in checks:
+        if verify.NOT_COMPARED in check and not settings.unverified:
+            why = check.partition(verify.NOT_COMPARED)[2]
+            raise UserError(
+                f"{path}: its logits cannot be compared with transformers': {why}; remove the "
+                "reason, or convert with --unverified"
+            )
 
 
 def _ids(folder: str, written: dict[str, Any], settings: Settings) -> tuple[str, ...]:

@@ -49,7 +49,8 @@ class Settings:
     """The format and precision of written checkpoints.
 
     `scanned` stacks layers, as T5X's `scalable_t5` does; `custom_code` allows a modelling file for
-    a model that transformers lacks; None for `roles` means the architecture's roles.
+    a model that transformers lacks; `unverified` one whose logits are not compared; None for
+    `roles` means the architecture's roles.
     """
 
     format: str
@@ -61,6 +62,7 @@ class Settings:
     task: str = ""
     cache_dir: str = ""
     roles: tokenizer.Roles | None = None
+    unverified: bool = False
 
 
 def refuse(opened: Opened, settings: Settings) -> None:

@@ -1,7 +1,6 @@
 """Verifies a conversion: compares arrays bit for bit, and logits with transformers."""
 
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,38 +11,20 @@ from tasks.storage import files
 from tasks.terminal import extras
 from tasks.vocabulary import BYTE, Vocabulary
 from trainer.conversion.sources import tree_of
-from trainer.data.features import Batch
 from trainer.huggingface import configs, names, parity, special_ids, tokenizer, weights
+from trainer.huggingface.folder_parity import NOT_COMPARED as NOT_COMPARED
+from trainer.huggingface.folder_parity import NotEqual, random_batch
+from trainer.huggingface.folder_parity import logits as logits
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.t5x import layout, read
 
-# Rows, input positions and target positions of the compared batch: enough positions that several
-# distances share a bucket of relative positions.
-_ROWS, _INPUTS, _TARGETS = 4, 160, 60
-# Lower ids are padding, EOS and the unknown piece.
-_FIRST_ID = 3
-# Largest allowed difference, as a multiple of transformers' own difference of float32 and float64.
-_ROUNDINGS = 20
 # Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
 # legitimately differ on rare characters (see `tokenizer`); a larger share means that the normaliser
 # or the model differs.
 _DIFFERENT_TEXTS = 0.1
 # Number of texts made of pieces, and pieces per text.
 _TEXTS, _TEXT_PIECES = 200, 64
-# Classes that compute logits for all our heads.
-_COMPARABLE = (
-    *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
-    *("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "PalimpsestForCausalLM"),
-    *("BertForPreTraining", "RobertaForMaskedLM", "ModernBertForMaskedLM"),
-    *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM", "Olmo2ForCausalLM"),
-    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "T5GemmaForConditionalGeneration"),
-    *("LongT5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration"),
-)
-
-
-class NotEqual(Exception):
-    """The written arrays differ from the source, or give different logits."""
 
 
 def transformers_arrays(
@@ -79,38 +60,6 @@ def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
     same = stored.dtype == wanted.dtype and stored.shape == wanted.shape
     if not same or stored.tobytes() != np.ascontiguousarray(wanted).tobytes():
         raise NotEqual(f"{name} differs from its source; nothing was written")
-
-
-def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> str:
-    """Compares a transformers folder's logits with ours on rows of random ids.
-
-    Returns the result, or the reason for making no comparison; raises NotEqual if logits differ.
-    """
-    for name in ("torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            return f"logits were not compared: the package {name} is not installed"
-    written = files.read_json(os.path.join(folder, "config.json"))
-    kind = next(iter(written.get("architectures") or ["an unnamed class"]))
-    if kind not in _COMPARABLE:
-        return f"logits were not compared: the model in {folder} is a {kind}"
-    params = tree_of({name: array.astype(np.float32) for name, array in arrays.items()})
-    batch, theirs = _batch(model), parity.their_model(folder, written)
-    if (pad := special_ids.pad(written)) >= _FIRST_ID:  # RoBERTa would not number its places
-        batch = {name: np.where(ids == pad, _FIRST_ID - 1, ids) for name, ids in batch.items()}
-    single = parity.their_logits(theirs)(batch)
-    ours = parity.our_logits(model, params)(batch)
-    found = parity.compare(lambda _: ours, lambda _: single, [batch])
-    if found.holds:
-        return str(found)
-    # Large weights amplify rounding; running transformers in float64 shows by how much.
-    double = parity.their_logits(theirs.double())(batch)
-    rounding = parity.compare(lambda _: single, lambda _: double, [batch]).difference
-    if found.agreement < 1.0 or not found.difference <= _ROUNDINGS * rounding:
-        raise NotEqual(
-            f"transformers computes different logits: {found}; its own float32 and float64 differ "
-            f"by {rounding:.1e}; nothing was written"
-        )
-    return f"{found}; float32 and float64 differ by {rounding:.1e} in transformers itself"
 
 
 def token_ids(
@@ -167,7 +116,7 @@ def kept_logits(
     difference exceeds float32 rounding.
     """
     model, arrays = after
-    batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))
+    batch = random_batch(dataclasses.replace(model, vocab_size=len(old_of_new)))
     # Avoid padding, because 0 may be a piece.
     tokens = {name: np.maximum(ids, 1) for name, ids in batch.items() if name.endswith("tokens")}
     batch |= tokens
@@ -178,29 +127,3 @@ def kept_logits(
     if not difference <= parity.TOLERANCE * max(1.0, float(np.abs(theirs).max())):
         raise NotEqual(f"logits of the kept pieces differ by {difference:.1e}; nothing was written")
     return difference
-
-
-def _batch(model: ModelConfig) -> Batch:
-    random = np.random.default_rng(0)
-
-    def tokens(length: int) -> np.ndarray:
-        ids = random.integers(_FIRST_ID, model.vocab_size, (_ROWS, length))
-        lengths = np.linspace(length // 2, length, _ROWS).astype(int)
-        return np.where(np.arange(length) < lengths[:, None], ids, 0).astype(np.int32)
-
-    longest = model.max_positions if model.counts_positions else _INPUTS
-    inputs, targets = min(_INPUTS, longest), min(_TARGETS, longest)
-    if model.architecture == "encoder":
-        ids = tokens(inputs)
-        types = (np.arange(inputs) >= inputs // 3) & (ids > 0)
-        return {"encoder_input_tokens": ids, "encoder_token_types": types.astype(np.int32)}
-    if model.architecture == "decoder":
-        targets = inputs
-    ids = tokens(targets)
-    batch = {
-        "decoder_target_tokens": ids,
-        "decoder_input_tokens": np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
-    }
-    if model.architecture == "encoder_decoder":
-        batch["encoder_input_tokens"] = tokens(inputs)
-    return batch

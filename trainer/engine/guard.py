@@ -98,6 +98,24 @@ def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None
     return f"{leaf_name(tree, int(guard.cause))} is not finite"
 
 
+def advice(guard: Guard, config: Config) -> str:
+    """Returns what to try after an update was rejected, given what was seen."""
+    skip = "skip such updates with --on_nan=skip"
+    if int(guard.cause) == SPIKE:
+        return f"Lower --optimizer.learning_rate, raise --spike_factor, or {skip}"
+    half = config.model.dtype != "float32"
+    if int(guard.updates):
+        further = " train with --model.dtype=float32," if half else ""
+        return f"Lower --optimizer.learning_rate,{further} or {skip}"
+    of = f"the parameters of --init_from={config.init_from}" if config.init_from else "the model"
+    causes = f"{of} or its batch overflow{'' if half else ' even in float32'}"
+    further = "train with --model.dtype=float32, " if half else ""
+    return (
+        f"It is the first update, so no learning rate has had an effect: {causes}; {further}choose "
+        "others, or see with --on_nan=skip if later batches are sound"
+    )
+
+
 def nonfinite(state: Any) -> str | None:
     """Returns the name of a TrainState's first array that is not finite, or None.
 

@@ -8,7 +8,7 @@ from tasks.terminal.command_line import UserError
 from trainer.huggingface import formats as formats
 from trainer.huggingface import shapes as shapes
 from trainer.huggingface import special_ids
-from trainer.huggingface.fields import Fields, is_number, unset
+from trainer.huggingface.fields import Fields, unset
 from trainer.huggingface.kinds import KINDS
 from trainer.model.config import ModelConfig
 
@@ -42,8 +42,3 @@ def from_config(
         return model
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
-    except TypeError as error:
-        texts = [f"{name} is {value!r}" for name, value in fields.items() if is_number(value)]
-        if not texts:
-            raise
-        raise UserError(f"{where}: {', '.join(texts)}: write numbers without quotes") from error

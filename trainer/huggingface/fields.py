@@ -43,6 +43,15 @@ exponential_decay_length_penalty suppress_tokens begin_suppress_tokens max_new_t
 max_position_embeddings max_sequence_length model_max_length n_positions n_ctx
 """
 _INERT = frozenset(_NAMES.split())
+# Types of fields, in messages.
+_KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
 # Number of unknown fields in a message, and characters of a value.
 _NAMED, _SHOWN = 3, 40
 
@@ -72,15 +81,46 @@ class Fields:
     def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
         """Returns the named sizes and the vocabulary's, under our names."""
         names = {**names, "vocab_size": "vocab_size"}
-        return {ours: self[theirs] for theirs, ours in names.items()}
+        return {ours: self.size(theirs) for theirs, ours in names.items()}
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Returns a whole number above 0; without a default, the file must have it."""
+        found = self[name] if default is None else self.get(name, default)
+        if self._checked(name, found, int) < 1:
+            raise UserError(f"{self.where}: {name} is {found}: it must be above 0")
+        return int(found)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Returns a number; without a default, the file must have it."""
+        found = self[name] if default is None else self.get(name, default)
+        return float(self._checked(name, found, float))
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Returns a field that holds fields of its own."""
+        return dict(self._checked(name, self[name], dict))
 
     def get(self, name: str, default: Any) -> Any:
+        """Returns a field's value, which must be of the default's type unless that is None."""
         self._read.add(name)
-        return self._fields.get(name, default)
+        found = self._fields.get(name, default)
+        return found if default is None else self._checked(name, found, type(default))
 
-    def nullable(self, name: str, default: Any) -> Any:
-        """Returns a field's value; None if the file says null, `default` if it lacks the field."""
-        return None if name in self._nulls else self.get(name, default)
+    def nullable(self, name: str, default: float | None) -> Any:
+        """Returns a number; None if the file says null, `default` if it lacks the field."""
+        if name in self._nulls:
+            return None
+        found = self.get(name, default)
+        return found if found is None else self._checked(name, found, float)
+
+    def _checked(self, name: str, found: Any, kind: type) -> Any:
+        """Returns `found`; raises a UserError if it is not of a kind of _KINDS."""
+        expected = (int, float) if kind is float else kind
+        if isinstance(found, expected) and (kind is bool or not isinstance(found, bool)):
+            return found
+        advice = f"it must be {_KINDS[kind]}"
+        if kind in (int, float) and is_number(found):
+            advice = "write numbers without quotes"
+        raise UserError(f"{self.where}: {name} is {_short(found)}: {advice}")
 
     def present(self, name: str) -> dict[str, Any]:
         """Returns the field by its name; {} if there is none."""

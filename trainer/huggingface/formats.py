@@ -73,6 +73,7 @@ _GPT2 = {
 }
 
 
+_ORIGINAL = "original_max_position_embeddings"
 # Kind of rotary positions -> {transformers' field: ours}.
 _SCALINGS: Mapping[str, Mapping[str, str]] = {
     "default": {},
@@ -81,22 +82,24 @@ _SCALINGS: Mapping[str, Mapping[str, str]] = {
         "factor": "factor",
         "low_freq_factor": "low_frequency",
         "high_freq_factor": "high_frequency",
-        "original_max_position_embeddings": "original_positions",
+        _ORIGINAL: "original_positions",
     },
     "yarn": {
         "factor": "factor",
-        "original_max_position_embeddings": "original_positions",
+        _ORIGINAL: "original_positions",
         "beta_fast": "beta_fast",
         "beta_slow": "beta_slow",
         "truncate": "truncate",
         "attention_factor": "attention_factor",
     },
 }
-# Fields with defaults, which are ours, too.
-_OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor")
+# Fields with defaults, which are ours, too; transformers takes 0 of the first two for none.
+_OPTIONAL = ("beta_fast", "beta_slow", "attention_factor")
 # Fields from which transformers computes attention_factor if a file has both and not itself.
 _MSCALES = ("mscale", "mscale_all_dim")
 _ROPE = ("rope_type", "type", "rope_theta")
+# transformers' default base of most types.
+_BASE = 10_000.0
 
 
 def sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
@@ -138,11 +141,11 @@ def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
     scaled = (tied if of_5 is None else bool(of_5)) and kind != "mt5"
     if kind not in T5_LIKE or not scaled or of_5 is not None:
         tied = tied and "lm_head.weight" not in fields.tensors
-    unscaled, tied_scale = (1.0, None) if tied else (None, fields["d_model"] ** -0.5)
+    unscaled, tied_scale = (1.0, None) if tied else (None, fields.size("d_model") ** -0.5)
     return ModelConfig(
         family="t5_1_0" if tied else "t5_1_1",
         **fields.sizes(T5),
-        num_decoder_layers=fields.get("num_decoder_layers", fields["num_layers"]),
+        num_decoder_layers=fields.get("num_decoder_layers", fields.size("num_layers")),
         dropout_rate=fields.get("dropout_rate", 0.0),
         tied_logits=tied,
         logits_scale=tied_scale if scaled else unscaled,
@@ -163,14 +166,14 @@ def from_decoder(
     **pieces: Any,
 ) -> ModelConfig:
     """Returns a decoder; `activation` is transformers' default if the field is missing."""
-    heads = fields["num_attention_heads"]
-    kv_heads = fields.get("num_key_value_heads", heads)
+    heads = fields.size("num_attention_heads")
+    kv_heads = fields.size("num_key_value_heads", heads)
     activation = fields.named(activation_field, ACTIVATIONS, activation)
     return ModelConfig(
         family=family,
         **fields.sizes(_DECODER),
         num_kv_heads=None if kv_heads == heads else kv_heads,
-        head_dim=fields.get("head_dim", fields["hidden_size"] // heads),
+        head_dim=fields.size("head_dim", max(1, fields.size("hidden_size") // heads)),
         num_encoder_layers=0,
         mlp_activations=(activation, "linear") if gated else (activation,),
         **pieces,
@@ -178,42 +181,81 @@ def from_decoder(
 
 
 def read_rotary(fields: Fields) -> str:
-    """Returns rotary positions from rope_parameters, or from the fields of older releases."""
-    rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
+    """Returns rotary positions from rope_parameters, or from the fields of older releases.
+
+    As in transformers 5.23, rope_scaling replaces rope_parameters, and some fields beside them are
+    read, too. Raises ValueError if that would lose a value.
+    """
+    scaling, rope = fields.get("rope_scaling", {}), fields.get("rope_parameters", {})
+    if scaling:
+        base = scaling.get("rope_theta", fields.get("rope_theta", _BASE))
+        if rope.get("rope_theta", base) != base:
+            raise ValueError(
+                f"rope_scaling replaces rope_parameters, so the base is {base:g} and not "
+                f"{rope['rope_theta']:g}: move the fields of rope_scaling into rope_parameters"
+            )
+        rope = scaling
+    if _ORIGINAL in _SCALINGS.get(_rope_type(rope), ()) and _ORIGINAL in fields:
+        beside = fields.get(_ORIGINAL, 1)
+        if rope.get(_ORIGINAL, beside) != beside:
+            raise ValueError(
+                f"{_ORIGINAL} is {beside} beside rotary positions with {rope[_ORIGINAL]}: leave "
+                "out one of them"
+            )
+        rope = {**rope, _ORIGINAL: beside}
     return rotary_of(rope, fields)
 
 
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    """Returns the kind of rotary positions; raises ValueError if its two spellings differ."""
+    new, old = (rope.get(name) for name in ("rope_type", "type"))
+    if new is not None and old not in (None, new):
+        raise ValueError(f"rotary positions have rope_type {new} and type {old}: leave out type")
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
 def rotary_of(
-    rope: Mapping[str, Any], fields: Fields, base: float = 10_000.0, **others: Any
+    rope: Mapping[str, Any],
+    fields: Fields,
+    base: float = _BASE,
+    per_type: bool = False,
+    **others: Any,
 ) -> str:
     """Returns rotary positions; `base` is transformers' default where no file names one.
 
-    `others` are further options.
+    `per_type` is set if layers of other types have others, and `others` are further options.
     """
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = _rope_type(rope)
     if kind not in _SCALINGS:
         raise ValueError(f"rotary positions of kind {kind}, not one of {', '.join(_SCALINGS)}")
     for name, value in {**rope, **fields.present("partial_rotary_factor")}.items():
-        known = name in _ROPE or name in _SCALINGS["llama3"] or name in _SCALINGS[kind]
-        known = known or (kind == "yarn" and name in _MSCALES)
+        known = name in _ROPE or name in _SCALINGS[kind] or (kind == "yarn" and name in _MSCALES)
         if not (known or unset(value) or (name, value) == ("partial_rotary_factor", 1.0)):
-            raise ValueError(f"rotary positions with {name} {value!r}, which our models lack")
+            raise ValueError(
+                f"rotary positions of kind {kind} with {name} {value!r}, which our models lack"
+            )
     fields.require("rope_interleaved", False)
-    base = float(rope.get("rope_theta", fields.get("rope_theta", base)))
+    of_rope = Fields(rope, f"{fields.where}: rotary positions of kind {kind}", ())
+    base = of_rope.number("rope_theta", fields.get("rope_theta", base))
     values = {"base": base, **others, **({} if kind == "default" else {"scaling": kind})}
     for theirs, ours in _SCALINGS[kind].items():
         value = rope.get(theirs)
-        if value is None and ours == "original_positions":  # transformers' fallback
-            value = fields.get("max_position_embeddings", None)
-        if value is None and theirs in _OPTIONAL:
+        if theirs in _OPTIONAL and (value is None or (value == 0 and theirs in _OPTIONAL[:2])):
             continue
-        if value is None:
+        if ours == "truncate":
+            values[ours] = of_rope.get(theirs, True)
+            if per_type and not values[ours]:
+                raise ValueError("rotary positions with truncate False, which transformers ignores")
+        elif ours == "original_positions":  # transformers' fallback
+            given = fields if value is None else of_rope
+            values[ours] = given.size("max_position_embeddings" if value is None else theirs)
+        elif value is None:
             raise ValueError(f"rope_parameters of kind {kind} have no {theirs}")
-        kept = bool if ours == "truncate" else int if ours == "original_positions" else float
-        values[ours] = kept(value)
+        else:
+            values[ours] = of_rope.number(theirs)
     if kind == "yarn" and "attention_factor" not in values and all(map(rope.get, _MSCALES)):
-        logarithm = 0.1 * math.log(values["factor"])
-        over, under = (float(rope[name]) * logarithm + 1 for name in _MSCALES)
+        logarithm = 0.1 * math.log(max(values["factor"], 1.0))
+        over, under = (of_rope.number(name) * logarithm + 1 for name in _MSCALES)
         values["attention_factor"] = over / under
     return str(Choice("rotary", parts.Rotary(**values)))
 
@@ -262,11 +304,11 @@ def _from_gpt2(fields: Fields) -> ModelConfig:
         ("scale_attn_by_inverse_layer_idx", False),
     ):
         fields.require(name, expected)
-    width = fields["n_embd"]
+    width = fields.size("n_embd")
     return ModelConfig(
         family="gpt2",
         **fields.sizes(_GPT2),
-        head_dim=width // fields["n_head"],
+        head_dim=width // fields.size("n_head"),
         mlp_dim=fields.get("n_inner", 4 * width),
         num_encoder_layers=0,
         dropout_rate=fields.get("resid_pdrop", 0.1),
@@ -280,7 +322,7 @@ def _from_custom(fields: Fields) -> ModelConfig:
     # Folders written before Primer was added lack these; they are then None, as in ModelConfig.
     names = ("mixer", "norm", "norm_placement", "mlp_bias")
     pieces = {name: fields.get(name, None) for name in names}
-    fields.require("num_key_value_heads", fields["num_attention_heads"])
+    fields.require("num_key_value_heads", fields.size("num_attention_heads"))
     fields.require("rms_norm_eps", 1e-6)
     fields.require("relative_attention_num_buckets", OUR_BUCKETS)
     fields.require("relative_attention_max_distance", OUR_DISTANCE)
@@ -299,7 +341,7 @@ def _from_bert(fields: Fields) -> ModelConfig:
     return ModelConfig(
         **t5_experiments.bert_parts(fields),
         **fields.sizes(BERT),
-        head_dim=fields["hidden_size"] // fields["num_attention_heads"],
+        head_dim=fields.size("hidden_size") // fields.size("num_attention_heads"),
         num_decoder_layers=0,
         dropout_rate=fields.get("hidden_dropout_prob", 0.1),
         tied_logits=fields.get("tie_word_embeddings", True),
@@ -467,16 +509,22 @@ KINDS[CUSTOM] = Kind(
     ("lm", "primer"),
     "model.",
     _DECODERS | {"auto_map"},
+    compared=("PalimpsestForCausalLM",),
 )
-KINDS["t5"] = Kind(from_t5, to_t5, module_names.t5, T5S, inert=_OF_T5)
+_T5S = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
+KINDS["t5"] = Kind(from_t5, to_t5, module_names.t5, T5S, inert=_OF_T5, compared=_T5S)
 KINDS["mt5"] = KINDS["t5"]._replace(families=())
-KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5)
+KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5, compared=("UMT5ForConditionalGeneration",))
 KINDS["llama"] = Kind(
     *(_from_llama, _to_llama, module_names.decoder, ("llama", "gemma", "lm", "primer"), "model."),
     _DECODERS,
+    compared=("LlamaForCausalLM",),
 )
 KINDS["gemma"] = KINDS["llama"]._replace(
-    read=_from_gemma, write=_to_gemma, families=("gemma", "llama", "lm")
+    read=_from_gemma,
+    write=_to_gemma,
+    families=("gemma", "llama", "lm"),
+    compared=("GemmaForCausalLM",),
 )
 KINDS["gpt2"] = Kind(
     *(
@@ -487,8 +535,10 @@ KINDS["gpt2"] = Kind(
         module_names.GPT2,
     ),
     _DECODERS,
+    compared=("GPT2LMHeadModel",),
 )
 KINDS["bert"] = Kind(
     *(_from_bert, _to_bert, module_names.bert, ("bert",), "bert.", _OF_BERT),
     kernel=("mlm_head/logits_dense/kernel", "cls.predictions.decoder"),
+    compared=("BertForPreTraining", "BertForMaskedLM"),
 )

@@ -26,6 +26,7 @@ class Kind(NamedTuple):
       blank: returns name -> shape of tensors that our models lack, written as zeros.
       unread: beginnings of the names of such tensors that a folder may have.
       copies: names of copies of the token embedding that transformers 4 needs if logits are untied.
+      compared: transformers' classes whose logits are compared with ours.
     """
 
     read: Callable[[Fields], ModelConfig]
@@ -40,6 +41,7 @@ class Kind(NamedTuple):
     blank: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}
     unread: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
 
 
 # model_type -> its row.

@@ -90,6 +90,15 @@ def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
     return apply
 
 
+def has_class(written: Mapping[str, Any]) -> bool:
+    """Returns whether the installed transformers has the class that a config.json names."""
+    extras.check_triton("transformers")
+    import transformers
+
+    own = written["model_type"] == CUSTOM
+    return own or hasattr(transformers, written["architectures"][0])
+
+
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
     """Loads `folder` in float32 on the CPU, as the class that its config.json, `written`, names."""
     extras.check_triton("transformers")

@@ -31,7 +31,8 @@ def read(folder: str, config: str, written: Mapping[str, Any]) -> Ids:
             generation = files.read_json(where)
         except ValueError as error:
             raise UserError(f"{where} is not valid JSON: {error}") from error
-    found = {config: _named(written), GENERATION: _named(generation)}
+    places = {config: written, GENERATION: generation}
+    found = {file: _named(each, os.path.join(folder, file)) for file, each in places.items()}
     for name, value in found[config].items():
         other = found[GENERATION].get(name, value)
         if not _all(value) & _all(other):
@@ -42,8 +43,15 @@ def read(folder: str, config: str, written: Mapping[str, Any]) -> Ids:
     return found
 
 
-def _named(written: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: written[name] for name in NAMES if written.get(name) is not None}
+def _named(written: Any, where: str) -> dict[str, Any]:
+    if not isinstance(written, Mapping):
+        raise UserError(f"{where} is not an object with fields")
+    found = {name: written[name] for name in NAMES if written.get(name) is not None}
+    for name, value in found.items():
+        several = isinstance(value, list) and name == EOS
+        if any(type(each) is not int for each in (value if several else [value])):
+            raise UserError(f"{where}: {name} is {str(value)[:40]!r}: it must be an id")
+    return found
 
 
 def pad(written: Mapping[str, Any]) -> int:

@@ -33,8 +33,8 @@ def t5_parts(fields: Fields) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     name = fields.named("encoder_self_attention_layer", MIXERS, _ATTENTION)
     if name == "cdq":
-        heads = fields["num_cdq_heads"]
-        chosen = None if heads == fields["num_heads"] else heads
+        heads = fields.size("num_cdq_heads")
+        chosen = None if heads == fields.size("num_heads") else heads
         changed["mixer"] = str(Choice(name, ConditionalQueries(chosen)))
     if tokens := fields.get("num_memory_tokens", 0):
         changed["memory_tokens"] = tokens
@@ -64,13 +64,13 @@ def warning(config: ModelConfig) -> str | None:
 
 def _relative(fields: Fields) -> str:
     chosen = parts.Relative(
-        fields["relative_attention_num_buckets"], fields["relative_last_bucket_distance"]
+        fields.size("relative_attention_num_buckets"), fields.size("relative_last_bucket_distance")
     )
     return str(Choice("relative", chosen))
 
 
 def _rotary(fields: Fields) -> str:
-    head_dim = fields["hidden_size"] // fields["num_attention_heads"]
+    head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
     rotated = fields.get("rotary_dim", head_dim)
     base = float(fields.get("rotary_base", 10_000))
     return str(Choice("rotary", parts.Rotary(base, rotated / head_dim)))

@@ -137,12 +137,24 @@ class NormPlacement(NamedTuple):
     output: str | None = None
 
 
+def read(x_BLD: Array) -> Array:
+    """Returns the residual stream for a branch, which adds no gradient where all of it is zero.
+
+    A norm's gradient at zeros is 1 / sqrt(epsilon), which is 1,000. A stream that begins with
+    zeros, as at a padding row that transformers initialises so, stays zero without biases, and its
+    gradient would grow by that in every layer: it overflows, and then makes every other one NaN.
+    The gradient along the residual connection remains.
+    """
+    some_BL1 = jnp.any(x_BLD, axis=-1, keepdims=True)
+    return jnp.where(some_BL1, x_BLD, jax.lax.stop_gradient(x_BLD))
+
+
 def _pre(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
-    return x + dropout(sublayer(norm(x)))
+    return x + dropout(sublayer(norm(read(x))))
 
 
 def _without_norm(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
-    return x + dropout(sublayer(x))
+    return x + dropout(sublayer(read(x)))
 
 
 def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
@@ -150,7 +162,7 @@ def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Ar
 
 
 def _on_branch(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
-    return x + dropout(norm(sublayer(x)))
+    return x + dropout(norm(sublayer(read(x))))
 
 
 # The residual stream itself is never normalised.

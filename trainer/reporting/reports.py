@@ -172,8 +172,8 @@ class Reports:
         activity.advanced(step)
         activity.tell(kind, f"update {step + 1} was rejected: {cause}")
         raise UserError(
-            f"update {step + 1} was rejected: {cause}; {saved} the state before it. Lower "
-            "--optimizer.learning_rate, train in float32, or skip such updates with --on_nan=skip"
+            f"update {step + 1} was rejected: {cause}; {saved} the state before it. "
+            f"{guard.advice(pending.guard, config)}"
         )
 
 

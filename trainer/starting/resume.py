@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import CONFIG_FILE, Config
+from trainer.config import CONFIG_FILE, Config, from_transformers
 from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.damage import Damaged
@@ -56,6 +56,18 @@ def _strangers(model_dir: str) -> str:
     return f" in a folder that already holds {listed}"
 
 
+def _compared(run: Run) -> str:
+    """Returns words on how the logits of --init_from=hf: compare with transformers', or ""."""
+    source = run.config.init_from or ""
+    if run.config.branch or not from_transformers.is_folder(source):
+        return ""
+    # Imported here because it reads other programs' formats.
+    from trainer.starting import against_transformers
+
+    with processes.failing_together():
+        return f"; {against_transformers.compared(source)}" if processes.is_first() else ""
+
+
 def begin(
     run: Run, checkpoints: Checkpoints, program: Program
 ) -> tuple[Beginning, TrainState | None]:
@@ -84,7 +96,7 @@ def _begin(
     target = rewind.target(run, checkpoints)
     if not steps:
         first = start(run, checkpoints)
-        description = first.describe() + _strangers(run.config.model_dir)
+        description = first.describe() + _strangers(run.config.model_dir) + _compared(run)
         return Beginning(first.step, description), first.state(program)
     newest = steps[-1] if target is None else target
     try:

@@ -95,7 +95,9 @@ class Roles(MixedPart):
         normal, axes = nn.initializers.normal(1.0), ("unmodeled", "joined_kv")
         vector_NJ = parameter(module, KERNEL, "vectors", normal, axes, (self.vectors, joined))
         vector_NJ = vector_NJ.astype(jnp.float32)
-        vector_NJ /= jnp.linalg.norm(vector_NJ, axis=-1, keepdims=True)
+        # Zeros have no direction and stay zeros; their own length has no gradient there.
+        known_NJ = jnp.where(jnp.any(vector_NJ, axis=-1, keepdims=True), vector_NJ, 1)
+        vector_NJ /= jnp.linalg.norm(known_NJ, axis=-1, keepdims=True)
         return mixed_BLJ * jnp.einsum("bln,nj->blj", weights_BLN, vector_NJ.astype(shared.dtype))
 
 

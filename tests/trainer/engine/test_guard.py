@@ -108,6 +108,23 @@ def test_a_spike_is_above_the_mean_of_the_last_hundred_steps():
     assert int(skipped.guard.skipped) == 1
 
 
+@pytest.mark.parametrize(
+    ("cause", "updates", "flags", "says", "says_not"),
+    [
+        (3, 5, ("--model.dtype=float32",), "Lower --optimizer.learning_rate, or skip", "dtype"),
+        (3, 5, ("--model.dtype=bfloat16",), "train with --model.dtype=float32, or skip", "first"),
+        (3, 0, ("--model.dtype=float32",), "the model or its batch overflow even in", "Lower"),
+        (3, 0, ("--init_from=x",), "the parameters of --init_from=x or its batch overf", "Lower"),
+        (guard.SPIKE, 200, ("--spike_factor=2",), "raise --spike_factor, or skip", "float32"),
+    ],
+)
+def test_advice_is_about_what_was_seen(cause, updates, flags, says, says_not):
+    state = dataclasses.replace(guard.new_guard(), cause=cause, updates=updates)
+    text = guard.advice(state, config_of(*flags))
+    assert says in text
+    assert says_not not in text
+
+
 def run_of(cache, model_dir, bad, *flags):
     """Returns a run of 20 updates whose loss is NaN at the steps in `bad`."""
     given = flags_of(

@@ -154,30 +154,38 @@ ARCHITECTURES = {
     "SwitchTransformers": "SwitchTransformersForConditionalGeneration",
     "Roberta": "RobertaForMaskedLM",
     "ModernBert": "ModernBertForMaskedLM",
+    "GPT2": "GPT2LMHeadModel",
+    "Bert": "BertForPreTraining",
+    **{kind: f"{kind}ForConditionalGeneration" for kind in ("T5", "MT5", "UMT5")},
 }
 # Rows of a table that RoBERTa gives to no token, and we write as zeros.
 UNUSED = "roberta.embeddings.position_embeddings.weight"
+
+
+def write(kind, fields, folder, seed=0):
+    """Writes a random model of transformers and returns the name of its class."""
+    import torch
+    import transformers
+
+    architecture = ARCHITECTURES.get(kind, f"{kind}ForCausalLM")
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    made = getattr(transformers, architecture)(config)
+    with torch.no_grad():  # biases and gains start at 0 and 1, which hides mistakes
+        for parameter in made.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        if kind == "Roberta":
+            made.get_parameter(UNUSED)[: fields["pad_token_id"] + 1] = 0
+            made.lm_head.decoder.bias.copy_(made.lm_head.bias)
+    made.save_pretrained(folder)
+    return architecture
 
 
 class Theirs:
     """A random model of transformers in a folder, and what we read there."""
 
     def __init__(self, name, folder):
-        import torch
-        import transformers
-
-        kind, fields = SHAPES[name]
-        self.folder, self.architecture = folder, ARCHITECTURES.get(kind, f"{kind}ForCausalLM")
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{kind}Config")(**fields)
-        made = getattr(transformers, self.architecture)(config)
-        with torch.no_grad():  # biases and gains start at 0 and 1, which hides mistakes
-            for parameter in made.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            if kind == "Roberta":
-                made.get_parameter(UNUSED)[: fields["pad_token_id"] + 1] = 0
-                made.lm_head.decoder.bias.copy_(made.lm_head.bias)
-        made.save_pretrained(folder)
+        self.folder, self.architecture = folder, write(*SHAPES[name], folder)
         self.written = json.loads((folder / "config.json").read_text())
         self.config = model_config(str(folder))
         self.params = load(str(folder), self.config)

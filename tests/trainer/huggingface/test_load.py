@@ -423,6 +423,6 @@ def test_fields_that_transformers_fills_in(exported):
     gemma.write({**gemma.written, "hidden_act": None}, gemma.tensors)
     assert model_config(str(gemma.folder)).mlp_activations == ("gelu", "linear")
     llama = exported("llama3")
-    rope = {**llama.written["rope_parameters"], "original_max_position_embeddings": None}
-    llama.write({**llama.written, "rope_parameters": rope}, llama.tensors)
+    rope = {**llama.written["rope_scaling"], "original_max_position_embeddings": None}
+    llama.write({**llama.written, "rope_scaling": rope}, llama.tensors)
     assert "original_positions=64" in model_config(str(llama.folder)).position

@@ -81,7 +81,7 @@ def test_a_run_begins_its_targets_with_the_folder_s_id(folder, text_cache):
     ("name", "fields", "message"),
     [
         ("generation_config.json", {"decoder_start_token_id": 0}, "start_token_id is 5, but gener"),
-        ("config.json", {"decoder_start_token_id": "5"}, "token_id is '5', but generation_config"),
+        ("config.json", {"decoder_start_token_id": "5"}, "token_id is .5.: it must be an id"),
     ],
 )
 def test_ids_that_cannot_be_used_are_named(folder, tmp_path, name, fields, message):

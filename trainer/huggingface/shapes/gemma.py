@@ -22,8 +22,15 @@ _GLOBAL_BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
 def _types(fields: Fields, every: int) -> list[str]:
     return [
         layer_types.SLIDING if number % every else layer_types.FULL
-        for number in range(1, fields["num_hidden_layers"] + 1)
+        for number in range(1, fields.size("num_hidden_layers") + 1)
     ]
+
+
+def _scalar(fields: Fields) -> float:
+    scalar = fields.number("query_pre_attn_scalar", 256.0)
+    if scalar <= 0:
+        raise ValueError(f"query_pre_attn_scalar is {scalar:g}: it must be above 0")
+    return scalar
 
 
 def _read(fields: Fields, caps: tuple[float | None, float | None], **pieces: Any) -> ModelConfig:
@@ -31,16 +38,15 @@ def _read(fields: Fields, caps: tuple[float | None, float | None], **pieces: Any
     fields.require("use_bidirectional_attention", False)
     for name in ("head_dim", "num_key_value_heads"):
         fields[name]  # required, because transformers' defaults differ from ours
-    name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
-    fields.get("hidden_act", "")  # without effect beside the other, as on the Hub
+    fields.get("hidden_act", None)  # transformers ignores it
     return formats.from_decoder(
         fields,
         "gemma",
         activation="gelu_new",
-        activation_field=name,
+        activation_field="hidden_activation",
         norm=formats.norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6), gain="offset"),
         norm_placement="sandwich",
-        attention_scale=float(fields.get("query_pre_attn_scalar", 256)) ** -0.5,
+        attention_scale=_scalar(fields) ** -0.5,
         attention_softcap=fields.nullable("attn_logit_softcapping", caps[0]),
         logits_softcap=fields.nullable("final_logit_softcapping", caps[1]),
         attention_bias=fields.get("attention_bias", False),
@@ -63,18 +69,21 @@ def read_2(fields: Fields) -> ModelConfig:
 def read_3(fields: Fields) -> ModelConfig:
     """Returns a model of Gemma 3."""
     fields.require("attn_logit_softcapping", None)  # transformers ignores it
-    window, every = fields.nullable("sliding_window", _WINDOW), _EVERY_3
-    every = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", every))
-    # transformers 4 has a base and a scaling for global layers, and a base for local ones.
-    both = fields.get("rope_parameters", {})
-    of_global = {**fields.get("rope_scaling", {}), **both.get(layer_types.FULL, {})}
-    of_local = both.get(layer_types.SLIDING, {})
+    window = fields.nullable("sliding_window", _WINDOW)
+    every = fields.size("sliding_window_pattern", _EVERY_3)
+    # transformers writes this field and ignores it.
+    if "layer_types" not in fields and "sliding_window_pattern" not in fields:
+        fields.require("_sliding_window_pattern", every)
+    # transformers 4 has a base and a scaling for global layers, and a base for local ones. Its
+    # successor adds the scaling's fields to those that it has; with "type" alone, the kind stays.
+    of_global, of_local = layer_types.ropes(fields)
+    of_global = {"rope_type": "default", **of_global, **fields.get("rope_scaling", {})}
     base = layer_types.local_base(of_local, fields.get("rope_local_base_freq", _LOCAL_BASE))
     return _read(
         fields,
         (None, None),
         query_key_norm=True,
-        position=formats.rotary_of(of_global, fields, _GLOBAL_BASE),
+        position=formats.rotary_of(of_global, fields, _GLOBAL_BASE, per_type=True),
         attention_window=layer_types.read(fields, window, _types(fields, every), base=base),
     )
 
@@ -119,6 +128,10 @@ def write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["gemma2"] = Kind(
-    read_2, write_2, module_names.decoder, ("gemma",), "model.", KINDS["gemma"].inert
+    *(read_2, write_2, module_names.decoder, ("gemma",), "model."),
+    KINDS["gemma"].inert | {"_sliding_window_pattern"},
+    compared=("Gemma2ForCausalLM",),
 )
-KINDS["gemma3_text"] = KINDS["gemma2"]._replace(read=read_3, write=write_3)
+KINDS["gemma3_text"] = KINDS["gemma2"]._replace(
+    read=read_3, write=write_3, compared=("Gemma3ForCausalLM",)
+)

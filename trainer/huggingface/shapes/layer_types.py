@@ -19,9 +19,9 @@ def read(fields: Fields, window: int | None, default: Sequence[str], **others: A
 
     `others` are further options. Raises ValueError for other types of layers.
     """
-    types = fields.get("layer_types", default)
-    if unknown := {*types} - {*_LETTERS}:
-        raise ValueError(f"layer_types has {min(unknown)}, not only {SLIDING} and {FULL}")
+    types = fields.get("layer_types", list(default))
+    if unknown := [each for each in types if each not in (SLIDING, FULL)]:
+        raise ValueError(f"layer_types has {unknown[0]}, not only {SLIDING} and {FULL}")
     if len(types) != len(default):
         raise ValueError(f"layer_types has {len(types)} layers, the model {len(default)}")
     letters = "".join(_LETTERS[each] for each in types)
@@ -43,6 +43,23 @@ def _period(letters: str) -> str:
     return letters
 
 
+def ropes(fields: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns rope_parameters of global and local layers, {} for those that have none.
+
+    Raises ValueError if the file has fields outside them, which transformers ignores.
+    """
+    both = fields.get("rope_parameters", {})
+    if outside := both.keys() - {*_LETTERS}:
+        raise ValueError(
+            f"rope_parameters has {min(outside)} beside {FULL} and {SLIDING}: write it into them"
+        )
+    known = Fields(both, f"{fields.where}: rope_parameters", ())
+    of_global, of_local = (
+        known.section(each) if both.get(each) is not None else {} for each in (FULL, SLIDING)
+    )
+    return of_global, of_local
+
+
 def local_base(rope: Mapping[str, Any], base: float) -> float:
     """Returns the base in local layers' rope_parameters; `base` is the one of files without it.
 
@@ -52,7 +69,7 @@ def local_base(rope: Mapping[str, Any], base: float) -> float:
         raise ValueError(f"rope_parameters of {SLIDING} have {min(unknown)}")
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"rotary positions of kind {rope['rope_type']} in local layers")
-    return float(rope.get("rope_theta", base))
+    return Fields(rope, f"rope_parameters of {SLIDING}", ()).number("rope_theta", base)
 
 
 def window_of(config: ModelConfig) -> Sliding | None:

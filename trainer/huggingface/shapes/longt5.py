@@ -70,5 +70,8 @@ def _tensors(config: ModelConfig) -> dict[str, str]:
 
 
 KINDS["longt5"] = Kind(
-    *(_read, _write, _tensors, formats.T5S), inert=frozenset({"is_decoder"}), copies=_COPIES
+    *(_read, _write, _tensors, formats.T5S),
+    inert=frozenset({"is_decoder"}),
+    copies=_COPIES,
+    compared=("LongT5ForConditionalGeneration",),
 )

@@ -14,9 +14,10 @@ from trainer.model.config import ModelConfig
 
 def _read(fields: Fields) -> ModelConfig:
     window = fields.nullable("sliding_window", 4096)
-    types = [layer_types.SLIDING] * fields["num_hidden_layers"]
+    types = [layer_types.SLIDING] * fields.size("num_hidden_layers")
     fields.require("layer_types", types if "layer_types" in fields else None)
     windows = layer_types.read(fields, window, types)
+    fields.require("attention_bias", False)  # transformers ignores it
     return formats.from_llama_like(fields, attention_window=windows)
 
 
@@ -28,5 +29,6 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["mistral"] = Kind(
-    _read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+    *(_read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert),
+    compared=("MistralForCausalLM",),
 )

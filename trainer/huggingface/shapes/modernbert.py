@@ -29,27 +29,25 @@ def _read(fields: Fields) -> ModelConfig:
         fields.require(name, expected)
     types = [
         layer_types.SLIDING
-        if number % fields.get("global_attn_every_n_layers", _EVERY)
+        if number % fields.size("global_attn_every_n_layers", _EVERY)
         else layer_types.FULL
-        for number in range(fields["num_hidden_layers"])
+        for number in range(fields.size("num_hidden_layers"))
     ]
     # transformers 4 has two fields for the bases; null means the global one.
-    both, base = fields.get("rope_parameters", {}), fields.get("global_rope_theta", _GLOBAL_BASE)
+    of_global, of_local = layer_types.ropes(fields)
+    base = fields.number("global_rope_theta", _GLOBAL_BASE)
     local = fields.nullable("local_rope_theta", _LOCAL_BASE)
-    local = layer_types.local_base(
-        both.get(layer_types.SLIDING, {}), base if local is None else local
-    )
-    of_global = both.get(layer_types.FULL, {})
+    local = layer_types.local_base(of_local, base if local is None else local)
     bias = fields.get("norm_bias", False)
     return ModelConfig(
         family="bert_pre_ln",
         **fields.sizes(_SIZES),
-        head_dim=fields["hidden_size"] // fields["num_attention_heads"],
+        head_dim=fields.size("hidden_size") // fields.size("num_attention_heads"),
         num_decoder_layers=0,
         dropout_rate=fields.get("embedding_dropout", 0.0),
         tied_logits=fields.get("tie_word_embeddings", True),
         mlp_activations=(activation, "linear"),
-        position=formats.rotary_of(of_global, fields, base, fraction=1.0),
+        position=formats.rotary_of(of_global, fields, base, per_type=True, fraction=1.0),
         attention_window=layer_types.read(
             fields, fields.get("local_attention", _WINDOW), types, base=local
         ),
@@ -139,4 +137,5 @@ _INERT = frozenset(
 KINDS["modernbert"] = Kind(
     *(_read, _write, _tensors, ("bert_pre_ln",), "model.", _INERT),
     kernel=("mlm_head/logits_dense/kernel", "decoder"),
+    compared=("ModernBertForMaskedLM",),
 )

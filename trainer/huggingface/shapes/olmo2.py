@@ -28,5 +28,6 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["olmo2"] = Kind(
-    _read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+    *(_read, _write, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert),
+    compared=("Olmo2ForCausalLM",),
 )

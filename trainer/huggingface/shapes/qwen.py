@@ -23,7 +23,7 @@ def _read(fields: Fields, **pieces: Any) -> ModelConfig:
     full = fields.get("max_window_layers", _FULL_LAYERS)
     types = [
         layer_types.SLIDING if window is not None and number >= full else layer_types.FULL
-        for number in range(fields["num_hidden_layers"])
+        for number in range(fields.size("num_hidden_layers"))
     ]
     windows = layer_types.read(fields, window, types)
     return formats.from_llama_like(fields, attention_window=windows, **pieces)
@@ -34,7 +34,7 @@ def _read_2(fields: Fields) -> ModelConfig:
 
 
 def _read_3(fields: Fields) -> ModelConfig:
-    fields["head_dim"]  # required, because transformers' default differs from ours
+    fields.size("head_dim")  # required, because transformers' default differs from ours
     return _read(fields, attention_bias=fields.get("attention_bias", False), query_key_norm=True)
 
 
@@ -60,6 +60,9 @@ def _write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 KINDS["qwen2"] = Kind(
-    _read_2, _write_2, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert
+    *(_read_2, _write_2, module_names.decoder, ("llama",), "model.", KINDS["llama"].inert),
+    compared=("Qwen2ForCausalLM",),
 )
-KINDS["qwen3"] = KINDS["qwen2"]._replace(read=_read_3, write=_write_3)
+KINDS["qwen3"] = KINDS["qwen2"]._replace(
+    read=_read_3, write=_write_3, compared=("Qwen3ForCausalLM",)
+)

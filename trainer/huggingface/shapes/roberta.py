@@ -36,7 +36,7 @@ def _read(fields: Fields) -> ModelConfig:
     return ModelConfig(
         family="bert",
         **sizes,
-        head_dim=fields["hidden_size"] // fields["num_attention_heads"],
+        head_dim=fields.size("hidden_size") // fields.size("num_attention_heads"),
         num_decoder_layers=0,
         dropout_rate=fields.get("hidden_dropout_prob", 0.1),
         tied_logits=fields.get("tie_word_embeddings", True),
@@ -73,4 +73,5 @@ KINDS["roberta"] = Kind(
     *(_read, _write, _tensors, ("bert",), "roberta."),
     kernel=("mlm_head/logits_dense/kernel", "lm_head.decoder"),
     numbered=_POSITIONS,
+    compared=("RobertaForMaskedLM",),
 )

@@ -33,7 +33,7 @@ def _every(fields: Fields) -> int:
     """Returns our `switch_every`; raises ValueError if it cannot say which layers have experts."""
     found = {}
     for stack, name in _STACKS.items():
-        layers = fields.get(name, fields["num_layers"])
+        layers = fields.get(name, fields.size("num_layers"))
         sparse = fields.get(f"num_sparse_{stack}_layers", _SPARSE)
         step = fields.get(f"{stack}_sparse_step", layers // sparse if sparse > 0 else layers)
         found[stack] = layers, _sparse(step, layers)
@@ -59,7 +59,7 @@ def _read(fields: Fields) -> ModelConfig:
     return ModelConfig(
         family="t5_1_0",
         **fields.sizes(formats.T5),
-        num_decoder_layers=fields.get("num_decoder_layers", fields["num_layers"]),
+        num_decoder_layers=fields.get("num_decoder_layers", fields.size("num_layers")),
         dropout_rate=fields.get("dropout_rate", 0.0),
         mlp_activations=(fields.named("dense_act_fn", formats.ACTIVATIONS, "relu"),),
         norm=formats.norm_of("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
@@ -120,4 +120,8 @@ _INERT = frozenset(
         *("router_type", "batch_prioritized_routing", "feed_forward_proj", "is_gated_act"),
     }
 )
-KINDS["switch_transformers"] = Kind(_read, _write, _tensors, formats.T5S, inert=_INERT)
+KINDS["switch_transformers"] = Kind(
+    *(_read, _write, _tensors, formats.T5S),
+    inert=_INERT,
+    compared=("SwitchTransformersForConditionalGeneration",),
+)

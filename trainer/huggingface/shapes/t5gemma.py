@@ -64,7 +64,7 @@ def read_stacks(
 
 
 def _read(fields: Fields) -> ModelConfig:
-    written = {stack: fields[stack] for stack in _STACKS}
+    written = {stack: fields.section(stack) for stack in _STACKS}
     model, window = read_stacks(fields, written, gemma.read_2, shared_embedding=False)
     if window is None:
         return model
@@ -156,4 +156,5 @@ KINDS["t5gemma"] = Kind(
     inert=KINDS["gemma2"].inert | {"classifier_dropout_rate"},
     kernel=("decoder/logits_dense/kernel", "lm_head.out_proj"),
     start="bos_token_id",
+    compared=("T5GemmaForConditionalGeneration",),
 )

@@ -27,7 +27,8 @@ _SMALLEST = {
 
 
 def _read(fields: Fields) -> ModelConfig:
-    written = {"encoder": fields["encoder"]["text_config"], "decoder": fields["decoder"]}
+    encoder = Fields(fields.section("encoder"), f"{fields.where}: encoder", ())
+    written = {"encoder": encoder.section("text_config"), "decoder": fields.section("decoder")}
     tied = fields.get("tie_word_embeddings", True)
     pieces = {"cross_attention": "merged", "shared_embedding": tied}
     model, window = t5gemma.read_stacks(fields, written, gemma.read_3, **pieces)
@@ -99,4 +100,5 @@ KINDS["t5gemma2"] = Kind(
     start="bos_token_id",
     blank=_blank,
     unread=(_TOWER, _PROJECTOR),
+    compared=("T5Gemma2ForConditionalGeneration",),
 )

@@ -1,0 +1,38 @@
+"""A small sample of random configurations, and that a planted fault is noticed."""
+
+import json
+
+import pytest
+
+from tests.fuzz import configs
+from tests.fuzz.forks import Difference
+from trainer.huggingface import formats
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_small_sample_is_equal_or_refused(tmp_path):
+    for number in range(0, len(configs.FAMILIES), 6):
+        assert configs.Trial(5, number, tmp_path).run()
+
+
+def test_a_scaling_that_is_dropped_is_noticed(tmp_path, monkeypatch):
+    number = [*configs.FAMILIES].index("qwen3")
+    trial = configs.Trial(1, number, tmp_path)
+
+    def scaled(written):
+        written["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}
+
+    monkeypatch.setattr(trial, "change", scaled)
+    assert trial.run().startswith("qwen3: equal")
+    read = formats.read_rotary
+
+    def dropped(fields):
+        fields.get("rope_scaling", {})
+        fields._fields.pop("rope_scaling", None)
+        return read(fields)
+
+    monkeypatch.setattr(formats, "read_rotary", dropped)
+    written = json.loads((tmp_path / str(number) / "config.json").read_text())
+    with pytest.raises(Difference, match="transformers computes different logits"):
+        trial.outcome(written)

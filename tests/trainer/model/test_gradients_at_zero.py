@@ -1,0 +1,80 @@
+"""Gradients where what a part reads is zero: finite, and those of the formula everywhere else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.trainer.model.conftest import TinyModel, tiny_config
+from trainer.model import parts
+from trainer.model.norms import read
+from trainer.model.paths import named
+
+DTYPES = ("float32", "bfloat16")
+PARTS = [(slot, name) for slot, known in parts.SLOTS.items() for name in known]
+
+
+def gradients(model, params, batch):
+    def loss(params):
+        output = model.model.apply({"params": params}, batch)
+        parts = output if isinstance(output, tuple) else (output,)
+        return sum(jnp.mean(jax.nn.logsumexp(each.astype(jnp.float32), -1)) for each in parts)
+
+    return named(jax.jit(jax.grad(loss))(params))
+
+
+@pytest.mark.parametrize(
+    ("norm", "changes"),
+    [
+        ("rms_norm", {}),
+        ("layer_norm:bias=false", {}),
+        ("rms_norm", {"norm_placement": "sandwich"}),
+        ("rms_norm", {"norm_placement": "branch"}),
+        ("rms_norm", {"parallel_blocks": "two_norms"}),
+        ("rms_norm", {"parallel_blocks": "one_norm"}),
+    ],
+)
+def test_a_row_of_zeros_has_a_sound_gradient_in_many_layers(batch, norm, changes):
+    """Rows begin with the padding id, whose row transformers initialises with zeros."""
+    several = {"num_decoder_layers": 12, "norm": norm, "query_key_norm": True}
+    model = TinyModel("lm", **several, **changes)
+    params = jax.tree.map(jnp.copy, model.params)
+    table = params["decoder"]["token_embedder"]["embedding"]
+    params["decoder"]["token_embedder"]["embedding"] = table.at[0].set(0)
+    rows = {name: each for name, each in batch.items() if name.startswith("decoder")}
+    rows["decoder_input_tokens"] = rows["decoder_input_tokens"].at[:, 0].set(0)
+    found = gradients(model, params, rows)
+    assert [path for path, each in found.items() if not jnp.isfinite(each).all()] == []
+    assert 0 < jnp.abs(found["decoder/token_embedder/embedding"][0]).max() < 1e4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_stream_is_read_with_its_bits_and_its_gradient(dtype):
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 8)), dtype)
+    x = x.at[0, 0].set(0).at[0, 1].set(0).at[0, 1, 3].set(1e-30)
+    found, gradient = jax.jit(jax.value_and_grad(lambda x: (read(x) * x).sum()))(x)
+    wanted, whole = jax.jit(jax.value_and_grad(lambda x: (x * x).sum()))(x)
+    assert found == wanted
+    assert gradient.tobytes() == whole.tobytes()
+    only = jax.grad(lambda x: read(x).astype(jnp.float32).sum())(x)
+    assert not only[0, 0].any()
+    assert only.astype(jnp.float32).sum() == x.size - 8
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("slot", "name"), PARTS)
+def test_every_part_has_finite_gradients_at_zero(batch, slot, name, dtype):
+    of_encoders = ("cdq", "encoder_keys", "layerwise", "merged", "transient_global")
+    family = "t5_1_1" if name in of_encoders else "lm"
+    changes = {"num_heads": 4, "max_positions": 8, "query_key_norm": True, slot: name}
+    try:
+        model = TinyModel(tiny_config(family, **changes, dtype=dtype))
+    except ValueError:  # some have no norms of queries and keys
+        model = TinyModel(tiny_config(family, **changes | {"query_key_norm": None}, dtype=dtype))
+    for params in (model.params, jax.tree.map(jnp.zeros_like, model.params)):
+        tables = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.zeros_like(leaf) if path[-1].key == "embedding" else leaf, params
+        )
+        found = gradients(model, tables, batch)
+        assert [path for path, each in found.items() if not jnp.isfinite(each).all()] == []
