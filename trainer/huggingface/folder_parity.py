@@ -8,7 +8,7 @@ from flax.traverse_util import unflatten_dict
 
 from tasks.storage import files
 from trainer.data.features import Batch
-from trainer.huggingface import parity, special_ids
+from trainer.huggingface import parity, special_ids, weights
 from trainer.huggingface.kinds import KINDS
 from trainer.model.config import ModelConfig
 
@@ -64,6 +64,8 @@ def obstacle(folder: str) -> str | None:
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
             return f"the package {name} is not installed"
+    if weights.is_flax(folder):
+        return f"transformers 5 does not read {weights.FLAX}"
     written = files.read_json(os.path.join(folder, "config.json"))
     known, kind = KINDS[written["model_type"]].compared, (written.get("architectures") or [""])[0]
     if kind not in known:

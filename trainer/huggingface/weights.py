@@ -83,6 +83,12 @@ def places(folder: str) -> dict[str, Place]:
     return found
 
 
+def is_flax(folder: str) -> bool:
+    """Returns whether a local folder's only weights that we read are those of Flax."""
+    others = (os.path.exists(os.path.join(folder, name)) for name in (WEIGHTS, INDEX))
+    return os.path.exists(os.path.join(folder, FLAX)) and not any(others)
+
+
 def equal(one: Place, other: Place) -> bool:
     """Returns whether two tensors have the same type, shape and bytes."""
     if one.form != other.form or one.end - one.begin != other.end - other.begin:
@@ -109,8 +115,8 @@ def read(folder: str) -> dict[str, np.ndarray]:
         shards = sorted(set(names.values()))
     elif os.path.exists(os.path.join(folder, WEIGHTS)):
         shards = [WEIGHTS]
-    elif os.path.exists(flax := os.path.join(folder, FLAX)):
-        return _of_flax(flax)
+    elif is_flax(folder):
+        return _of_flax(os.path.join(folder, FLAX))
     else:
         raise UserError(
             f"{folder} has neither {WEIGHTS} nor {INDEX} nor {FLAX}: load the model with "
