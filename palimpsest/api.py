@@ -62,20 +62,21 @@ def write_corpus(
     texts: Iterable[str] | Iterable[tuple[str, str]] | Iterable[Mapping[str, str]],
     path: StrPath,
     validation: float = 0.01,
+    overwrite: bool = False,
 ) -> str:
     """Returns the SPEC of a corpus of texts, for `corpus=`, after writing it as JSON lines.
 
     Texts may be pairs: tuples or lists of inputs and targets, or dicts with those keys. Of a data
-    frame, pass frame["text"], or zip(frame["inputs"], frame["targets"]). `path` is local or remote,
-    and a file there is replaced. `validation` is the share of texts that is held out, from 0 to
-    less than 1. Raises UserError unless there are texts alone or pairs alone.
+    frame, pass frame["text"], or zip(frame["inputs"], frame["targets"]). `path` is local or remote;
+    a file with other contents is replaced only with `overwrite`. `validation` is the share of texts
+    that is held out, from 0 to less than 1. Raises UserError unless there are texts alone or pairs
+    alone, or if the file has other contents.
     """
     place = Place(path).given
     share = documents.check_share(validation)
     documents.check_name(place)
     lines = documents.Lines(documents.several(texts, "texts"), place)
-    with files.atomic_write(place) as file:
-        file.writelines(lines)
+    documents.write(lines, place, overwrite)
     inputs, targets = SIDES if lines.pairs else ("", "")
     return str(CorpusSpec("json", place, inputs=inputs, targets=targets, validation=share))
 

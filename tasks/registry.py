@@ -23,6 +23,8 @@ from tasks.terminal.command_line import UserError, nearest
 OWN_EXAMPLE = "mine_span_corruption"
 
 _Kind = TypeVar("_Kind")
+# Packages that modules of T5 and T5X projects import, called the same on the package index.
+_INSTALLABLE = ("t5", "seqio", "tensorflow_datasets", "tensorflow_text")
 _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
 
 
@@ -65,7 +67,9 @@ def load(module: str) -> types.ModuleType:
     except UserError:
         raise
     except ImportError as error:
-        raise UserError(f"--task_module={module} cannot be imported: {error}") from error
+        name = (error.name or "").partition(".")[0]
+        advice = f": pip install {name}" if name in _INSTALLABLE else ""
+        raise UserError(f"--task_module={module} cannot be imported: {error}{advice}") from error
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(

@@ -1,14 +1,17 @@
 """Documents from Python: lists of texts or pairs, the lines of their file, and its name."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.reading import compression
+from tasks.storage import files
 from tasks.terminal import texts
 from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES
@@ -56,6 +59,22 @@ def check_name(path: str) -> None:
         raise UserError(f"{path} is a hidden file, which no corpus reads: choose another name")
     if compression.named_packed(path):
         raise UserError(f"{path}: the file is not compressed: name it as in corpus.jsonl")
+
+
+def write(lines: Iterable[bytes], path: str, overwrite: bool) -> None:
+    """Writes a file, which stays as it is if it has these lines.
+
+    Raises UserError, unless `overwrite`, if it has others.
+    """
+    if overwrite or not files.exists(path):
+        with files.atomic_write(path) as file:
+            file.writelines(lines)
+        return
+    with tempfile.TemporaryFile() as spool:
+        spool.writelines(lines)
+        spool.seek(0)
+        if hashlib.file_digest(spool, "sha256").hexdigest() != files.sha256(path):
+            raise UserError(f"{path} holds other texts: name another file, or pass overwrite=True")
 
 
 class Lines:

@@ -72,6 +72,7 @@ def _alone(folder: str, options: Options) -> Iterator[None]:
     share = parts.share(options.part)
     with parts.claimed(folder, "build", "--cache_dir", share) as claim, claim.alone():
         yield
+        claim.tidy()
 
 
 def _planned(

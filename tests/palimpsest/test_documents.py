@@ -101,3 +101,18 @@ def test_the_spec_reads_the_file(tmp_path, name):
     (found,) = languages.specs([spec], None).values()
     pieces = sources.resolve(found).pieces
     assert [part.file.path for each in pieces for part in each.parts] == [f"{tmp_path}/{name}"]
+
+
+def test_other_texts_are_not_replaced_unasked(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    palimpsest.write_corpus(["a", "b"], path)
+    before = path.stat()
+    palimpsest.write_corpus(iter(["a", "b"]), path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    with pytest.raises(
+        palimpsest.UserError, match=r"corpus\.jsonl holds other texts: .* overwrite=True"
+    ):
+        palimpsest.write_corpus(["a"], path)
+    assert path.read_text().count("\n") == 2
+    palimpsest.write_corpus(["a"], path, overwrite=True)
+    assert path.read_text().count("\n") == 1

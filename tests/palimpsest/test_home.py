@@ -158,6 +158,7 @@ NEIGHBOUR = "import neighbour\n"
         ("nowhere", None, "No module named 'nowhere'"),
         ("mine", "\n1 / 0", "cannot be imported: ZeroDivisionError: division by zero (FOLDER/mine"),
         ("mine", "def (", "cannot be imported: SyntaxError: invalid syntax (mine.py, line 1)"),
+        ("mine", "import t5.data", "cannot be imported: No module named 't5': pip install t5"),
         ("mine", "raise SystemExit(3)", "cannot be imported: SystemExit: 3 (FOLDER/mine.py:1)"),
         ("mine", "TASKS = 5", "TASKS must be a tuple of TaskSpec"),
         ("mine", "TASKS = (5,)", "TASKS must be a tuple of TaskSpec"),

@@ -62,10 +62,14 @@ def _compared(run: Run) -> str:
     if run.config.branch or not from_transformers.is_folder(source):
         return ""
     # Imported here because it reads other programs' formats.
+    from trainer.huggingface import configs
     from trainer.starting import against_transformers
 
+    why = configs.refusal(run.config.model, custom_code=True)
+    no_export = f"; trainer.export cannot write this model: {why}" if why else ""
     with processes.failing_together():
-        return f"; {against_transformers.compared(source)}" if processes.is_first() else ""
+        said = against_transformers.compared(source) if processes.is_first() else ""
+        return f"; {said}{no_export}"
 
 
 def begin(

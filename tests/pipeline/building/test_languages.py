@@ -122,6 +122,16 @@ def test_a_killed_build_continues_with_the_language_it_was_at(
     assert language_set.languages(str(tmp_path), TASK) == list(OF)
 
 
+def test_what_a_killed_part_left_is_removed(arguments, tmp_path):
+    for name in ("1/2", "2/2"):
+        main(arguments(tmp_path, "--languages=en,ro", f"--part={name}"))
+    folder = tmp_path / TASK
+    (folder / f"{lock.LOCK}-5-of-5").touch()
+    (folder / f"{files.PARTIAL}0-languages.json").touch()
+    main(arguments(tmp_path, "--languages=en,ro", "--part=2/2"))
+    assert [path.name for path in folder.iterdir()] == ["languages.json"]
+
+
 def test_what_a_killed_build_left_among_the_lists_is_removed(arguments, built, tmp_path):
     cache_dir = pathlib.Path(shutil.copytree(built, tmp_path / "caches"))
     (tmp_path / "ids.txt").write_text("no such document")

@@ -3,8 +3,9 @@
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.support.runs import config_of
-from trainer.starting.resume import _check_rate
+from tests.support.runs import config_of, stub
+from trainer.starting import against_transformers
+from trainer.starting.resume import _check_rate, _compared
 
 COSINE = ("--optimizer.schedule=constant * cosine_decay", "--optimizer.steps_per_cycle=99")
 COSINE += ("--optimizer.warmup_steps=1",)
@@ -24,3 +25,14 @@ def test_a_second_cycle_is_refused_unless_agreed():
 def test_a_run_in_cycles_goes_on():
     before, now = (config_of(*COSINE, f"--train_steps={steps}") for steps in (200, 400))
     _check_rate(before, now)
+
+
+def test_a_model_that_cannot_be_exported_says_so_at_the_start(monkeypatch):
+    monkeypatch.setattr(against_transformers, "compared", lambda source: "compared")
+    plain = config_of("--init_from=hf:folder")
+    assert _compared(stub(plain)) == "; compared"
+    other = config_of("--init_from=hf:folder", "--model.query_key_norm=true")
+    said = _compared(stub(other))
+    assert said.startswith("; compared; trainer.export cannot write this model: ")
+    assert "query_key_norm" in said
+    assert _compared(stub(config_of())) == ""
