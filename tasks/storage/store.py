@@ -98,6 +98,7 @@ class Store:
             known = self.info()
             if known["type"] != "file":
                 raise FileNotFoundError(self._url)
+            _check_encoding(self._url, known)
             listed = known["size"], etag(known)
         fetch = functools.partial(self._fetch, listed, {"info": known})
         return open_ranges(self._url, listed[0], fetch, ahead)
@@ -131,6 +132,7 @@ class Store:
 
     def _compared(self, listed: tuple[int, str]) -> dict[str, Any]:
         info = self._fs.info(self._inside)
+        _check_encoding(self._url, info)
         check_same(self._url, listed, (info["size"], etag(info)))
         return info
 
@@ -193,6 +195,16 @@ class Store:
 
         with contextlib.suppress(FileExistsError):
             self.ask(delete)
+
+
+def _check_encoding(url: str, info: dict[str, Any]) -> None:
+    """Raises UserError for an object that Cloud Storage decompresses on its way: no ranges fit."""
+    if info.get("contentEncoding") == "gzip":
+        raise UserError(
+            f"{url} has Content-Encoding: gzip, so Cloud Storage may decompress it on its way: "
+            "clear that with `gcloud storage objects update --clear-content-encoding`, and let its "
+            "name end in .gz"
+        )
 
 
 def _advice(path: str, error: Exception) -> str:

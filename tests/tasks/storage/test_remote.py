@@ -1,5 +1,6 @@
 """Network reads with retries: nothing is lost or read twice, and every wait ends."""
 
+import gzip
 import io
 import random
 
@@ -150,3 +151,12 @@ def test_any_store_is_retried_and_its_files_checked(monkeypatch):
             list(sources.read(corpus, corpus.pieces[0]))
     finally:
         fs.rm("/flaky", recursive=True)
+
+
+@pytest.mark.google
+def test_an_object_that_is_decompressed_on_its_way_is_named(gcs):
+    packed = gzip.compress(b"a text\n" * 100)
+    gcs.store.put("bucket", "a.jsonl", packed, {"contentEncoding": "gzip"}, {})
+    for listed in (None, (len(packed), "")):
+        with pytest.raises(UserError, match=r"a\.jsonl has Content-Encoding: gzip, .* end in \.gz"):
+            store.Store("gs://bucket/a.jsonl").open(listed).read()
