@@ -52,7 +52,7 @@ def _lost(job: graph.Job, loaded: Vocabulary) -> str:
     lost = [
         repr(each)
         for each, _ in counts.most_common()
-        if not each.isspace() and special.unk in loaded.encode([each])[0]
+        if not each.isspace() and special.of_unknown_text in loaded.encode([each])[0]
     ]
     if "\n" in counts and "\n" not in loaded.decode(loaded.encode(["a\nb"])[0]):
         lost.insert(_NAMED - 1, "line ends, which become spaces")

@@ -56,7 +56,7 @@ class ShardWriter:
         self.unit = plan.unit
         self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
         special = plan.vocabulary.special_ids
-        self._unknown, self._unknown_tokens = special.unk, 0
+        self._unknown, self._unknown_tokens = special.of_unknown_text, 0
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
         self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
         names = (field.name for field in dataclasses.fields(manifest.PairCounts))

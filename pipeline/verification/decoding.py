@@ -98,13 +98,14 @@ def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
         starts, positions = np.ones_like(lengths), np.zeros_like(lengths)
         both = [targets, others]
     sizes = [each for each in both if len(each)]
+    unknown = plan.vocabulary.special_ids.of_unknown_text
     return Rows(
         bounds[:-1], lengths, starts, positions.astype(np.int64), text,
         np.flatnonzero(targets == eos),
         min((int(each.min()) for each in sizes), default=np.iinfo(np.int32).max),
         max((int(each.max()) for each in sizes), default=0),
         inputs, inputs_text,
-        sum(int(np.count_nonzero(each == plan.vocabulary.special_ids.unk)) for each in both),
+        sum(int(np.count_nonzero(each == unknown)) for each in both),
     )  # fmt: skip
 
 

@@ -39,6 +39,14 @@ class SpecialIds:
         """The id that a decoder reads first: BOS, else padding, as in T5, else EOS, as in GPT-2."""
         return next(found for found in (self.bos, self.pad, self.eos) if found is not None)
 
+    @property
+    def of_unknown_text(self) -> int | None:
+        """The id of text that the vocabulary cannot spell; None if its unknown token has a role.
+
+        GPT-2's is EOS, too, and stands for no text: its pieces spell every byte.
+        """
+        return None if self.unk in (self.pad, self.eos, self.bos) else self.unk
+
     def starting(self, first: int | None) -> "SpecialIds":
         """Returns the same ids with another `start`; None keeps it."""
         return self if first in (None, self.start) else _Starting(**vars(self) | {"first": first})

@@ -4,6 +4,7 @@ import collections
 import functools
 import importlib
 import itertools
+import json
 import pathlib
 import pickle
 import random
@@ -80,6 +81,7 @@ class Trial:
             min_words=pick((0, 0, 2)), banned=pick(("", "", "ba+d|3[.]14")),
             max_inputs=few * pick((0, 12, 40)), max_targets=few * pick((0, 4, 25)),
             too_long=pick(("quarantine", "cut", "split")) if self._pairs else "",
+            keeps_empty_targets=self._pairs and chance() < 0.4,
         )  # fmt: skip
         self._is_pattern = chance() < 0.5
         self._languages = pick(([""], [""], [""], ["ro", "en"], ["x", "ro", "en"]))
@@ -123,6 +125,7 @@ class Trial:
         words += ["--name=fuzz", f"--task={self._objective}", f"--vocabulary={self._vocabulary}"]
         words += [f"--cache_dir={self._folder / side}", f"--shard_bytes={self._shard_bytes}"]
         words += [f"--max_document_bytes={rules.longest}", "--max_quarantined=1", *more]
+        words.append("--max_unknown=1")
         words += ["--extra_ids=100"] * (self._kind in ("t5", "bytes"))
         if rules.min_words:
             words.append(f"--filter=length?min_words={rules.min_words}")
@@ -132,6 +135,7 @@ class Trial:
             limits = {"max_inputs": rules.max_inputs, "max_targets": rules.max_targets}
             words += [f"--{name}={limit}" for name, limit in limits.items() if limit]
             words.append(f"--too_long={rules.too_long}")
+            words += ["--empty_targets=keep"] * rules.keeps_empty_targets
         else:
             words += [f"--packing={self._packing}", f"--separator={self._separator}"]
             words.append(f"--row_tokens={self._row_tokens}")
@@ -189,6 +193,8 @@ class Trial:
             return self._refused()
         plain = self._both("built")
         self._rerun()
+        self._damage()
+        self._add_token()
         extended = self.random.random() < 0.4
         if extended:
             if self._is_pattern and self._languages != [""] and self.random.random() < 0.5:
@@ -265,6 +271,56 @@ class Trial:
         self._same("a", "b", f"{what} and killed ({', '.join(said)})")
         return plain
 
+    def _damage(self) -> None:
+        """Damages a compressed file: a build names it, or has the same documents."""
+        packed = [
+            (path, kind.packing)
+            for name, kind in self._kinds.items()
+            for path in sorted((self._folder / "corpus" / (name or "all")).iterdir())
+            if kind.packing and kind.format != "wet"
+        ]
+        if not packed:
+            return
+        path, packing = self.random.choice(packed)
+        before = path.read_bytes()
+        path.write_bytes(texts.damaged(self.random, packing, before))
+        done = self._command().run(_MODULE, self.words("caches/d", *self._excluding()))
+        if done.code == 0:
+            self.check("d")
+        elif done.code != 2 or path.name not in done.output.splitlines()[-1]:
+            raise Difference(f"damaged {path.name}: code {done.code}, {done.output}")
+        path.write_bytes(before)
+        shutil.rmtree(self._folder / "caches/d", ignore_errors=True)
+        self.said.append(f"{packing} damaged: code {done.code}")
+
+    def _add_token(self) -> None:
+        """Adds a token beside the vocabulary, as transformers does: the build refuses by name."""
+        if self._kind == "bytes" or self.random.random() < 0.7:
+            return
+        given, folder = pathlib.Path(self._vocabulary), self._folder / "vocabulary"
+        if given.is_dir():
+            shutil.copytree(given, folder)
+        else:
+            folder.mkdir()
+            shutil.copy(given, folder / "spiece.model")
+        token = {"content": "<added>", "special": False}
+        name, value = self.random.choice(
+            (
+                ("added_tokens.json", {"<added>": 99_999}),
+                ("tokenizer_config.json", {"added_tokens_decoder": {"99999": token}}),
+                ("special_tokens_map.json", {"additional_special_tokens": ["<added>"]}),
+            )
+        )
+        path = folder / name
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(before | value))
+        words = self.words("caches/e", *self._excluding())
+        words = [f"--vocabulary={folder}" if "--vocabulary=" in each else each for each in words]
+        done = self._command().run(_MODULE, words)
+        if done.code != 2 or "has the token <added>" not in done.output.splitlines()[-1]:
+            raise Difference(f"an added token in {name}: code {done.code}, {done.output}")
+        self.said.append("token added")
+
     def _take_down(self, extended: bool) -> None:
         before, self._rules = self._rules, self._list_ids("later")
         if not self._is_buildable():
@@ -290,7 +346,8 @@ class Trial:
             self._command().succeed("pipeline.verify", words)
 
     def check(self, side: str) -> None:
-        layout = caches.Layout(self._packing, self._row_tokens, self._end)
+        unknown = caches.unknown(self._vocabulary)
+        layout = caches.Layout(self._packing, self._row_tokens, self._end, unknown)
         for name, held in self.wanted().items():
             caches.check(self._folder / "caches" / side / name, held, layout)
 

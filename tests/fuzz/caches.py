@@ -81,6 +81,21 @@ def encoder(vocabulary: str, sentinels: bool) -> Encode:
     return encode
 
 
+def unknown(vocabulary: str) -> int | None:
+    """Returns the id of the stock library's unknown token."""
+    path = pathlib.Path(vocabulary)
+    if vocabulary == "bytes":
+        return 2
+    if (path / "tokenizer.json").exists():
+        model = json.loads((path / "tokenizer.json").read_text())["model"]
+        if model["type"] == "Unigram":
+            return model["unk_id"]
+        tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+    (model_file,) = [path] if path.is_file() else path.glob("*.model")
+    return sentencepiece.SentencePieceProcessor(model_file=str(model_file)).unk_id()
+
+
 class Rules(NamedTuple):
     """The settings that decide which documents are kept."""
 
@@ -93,6 +108,7 @@ class Rules(NamedTuple):
     max_inputs: int = 0
     max_targets: int = 0
     too_long: str = ""
+    keeps_empty_targets: bool = False
 
 
 def expected(reads: Sequence[Read], rules: Rules) -> dict[str, Held]:
@@ -154,6 +170,9 @@ def _pairs(read: Read, rules: Rules) -> list[Kept] | str:
         if any(ids is None for ids in coded):
             return SPELT
         stretches = [ids for ids in coded if ids]
+        if not stretches and side == "targets" and rules.keeps_empty_targets:
+            sides.append([[]])
+            continue
         if not stretches:
             return f"empty {side}"
         most = limit - 1 if limit else 10**9
@@ -177,6 +196,7 @@ class Layout(NamedTuple):
     packing: str
     row_tokens: int
     end: int | None
+    unknown: int | None = None  # the token of text that the vocabulary cannot spell
 
 
 def check(folder: pathlib.Path, wanted: dict[str, Held], layout: Layout) -> None:
@@ -195,6 +215,8 @@ def check(folder: pathlib.Path, wanted: dict[str, Held], layout: Layout) -> None
             _check_rows(where, rows, lineage, here, layout)
             tokens = sum(len(ids) for each in here for ids in each.tokens)
             _same(f"{where}: counts", [shard["text_tokens"], shard["rows"]], [tokens, len(rows)])
+            unknown = sum(ids.count(layout.unknown) for each in here for ids in each.tokens)
+            _same(f"{where}: unknown tokens", shard.get("unknown_tokens", 0), unknown)
         _same(f"{folder}: {name} lacks", [each.id for each in waiting], [])
         _check_left_out(folder, name, shards, held)
         if layout.packing != "pairs":

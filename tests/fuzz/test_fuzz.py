@@ -1,10 +1,16 @@
 """A small sample of random builds, runs and tokenizers, and that differences are noticed."""
 
 import collections
+import dataclasses
+import lzma
+import re
 import sys
 
 import pytest
 
+from pipeline.building import documents
+from tasks.reading import compression
+from tasks.vocabularies import neighbours, pieces
 from tests.fuzz import builds, caches, runs
 from tests.fuzz.forks import Difference
 from tests.support.processes import completed
@@ -74,3 +80,69 @@ def test_a_window_that_is_read_twice_is_noticed():
         windows.check_epochs([(3, 4), (1, 2), (5, 6), (5, 6), (5, 6)], None, False)
     with pytest.raises(Difference, match="in the cache's order"):
         windows.check_epochs([(3, 4), (1, 2), (5, 6)], None, True)
+
+
+def passed_over(opened):
+    """Reads a file as Python's `bz2` does: what follows a stream and is none is its end."""
+
+    class Passing(opened):
+        def _advance(self):
+            try:
+                return super()._advance()
+            except (OSError, EOFError, ValueError, lzma.LZMAError):
+                return False
+
+    return Passing
+
+
+def planted(patch, fault):
+    if fault == "streams":
+        patch.setattr(compression, "_Streams", passed_over(compression._Streams))
+    elif fault == "unknown":
+        patch.setattr(pieces.SpecialIds, "of_unknown_text", None)
+    elif fault == "token":
+        patch.setattr(neighbours, "check", lambda *_: None)
+    else:
+        usual = documents.Limits.of
+        patch.setattr(
+            documents.Limits, "of", lambda *of: dataclasses.replace(usual(*of), may_be_empty=())
+        )
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("streams", r"damaged|instead of"),
+        ("unknown", "unknown tokens"),
+        ("token", "an added token in"),
+        ("empty", "instead of"),
+    ],
+)
+def test_a_planted_fault_is_found(fault, says, trial, tmp_path, monkeypatch):
+    planted(monkeypatch, fault)
+    (tmp_path / "shared").symlink_to(trial._vocabularies)
+    found = (difference(builds.Trial(2, number, tmp_path), fault) for number in range(400))
+    assert re.search(says, next(filter(None, found)))
+
+
+def difference(made, fault):
+    """Returns what a trial that can show a planted fault finds, else an empty text."""
+    kinds = made._kinds.values()
+    fits = {
+        "streams": all(kind.packing in (".bz2", ".xz") for kind in kinds) and len(kinds) == 1,
+        "unknown": made._kind == "bert",
+        "token": made._kind != "bytes",
+        "empty": made._rules.keeps_empty_targets,
+    }
+    if not fits[fault] or made._runner:
+        return ""
+    made._add_files()
+    if not made._is_buildable():
+        return ""
+    made._command().run("pipeline.build", made.words("caches/a"))
+    try:
+        made.check("a")
+        (made._damage if fault == "streams" else made._add_token)()
+    except Difference as error:
+        return str(error)
+    return ""

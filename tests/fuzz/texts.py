@@ -7,6 +7,7 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import random
@@ -117,7 +118,7 @@ def file_of(
     """Draws a file of about `count` documents; returns it and what must be read of it."""
     if not kind.archive:
         data, reads = _made(generator, kind, name, count)
-        return (data if kind.format == "wet" else _PACKED[kind.packing](data)), reads
+        return (data if kind.format == "wet" else packed(generator, kind.packing, data)), reads
     members, reads = {}, list[Read]()
     for number in range(generator.randint(1, 3)):
         member = f"{generator.choice(('', 'in/'))}m{number}.{kind.reader}"
@@ -135,6 +136,28 @@ def file_of(
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return out.getvalue(), reads
+
+
+def packed(generator: random.Random, packing: str, data: bytes) -> bytes:
+    """Returns data compressed in one to three streams; xz allows zeros after each."""
+    cuts = sorted(generator.randint(0, len(data)) for _ in range(generator.choice((0, 0, 1, 2))))
+    parts = [data[begin:end] for begin, end in itertools.pairwise((0, *cuts, len(data)))]
+    padding = bytes(4) * (packing == ".xz" and generator.random() < 0.3)
+    return b"".join(_PACKED[packing](part) + padding for part in parts)
+
+
+def damaged(generator: random.Random, packing: str, data: bytes) -> bytes:
+    """Returns a compressed file that was cut, or has a flipped bit or foreign bytes at its end."""
+    how = generator.choice(("cut", "flip", "flip", "flip", "end"))
+    if how == "cut":
+        return data[: generator.randrange(1, len(data))]
+    if how == "end":
+        return data + generator.choice((b"x", b"\n", b"not a stream", bytes(3)))
+    # Streams of zstd need not have checksums.
+    magic, out = b"\x28\xb5\x2f\xfd", bytearray(data)
+    place = data.rindex(magic) if packing == ".zst" else generator.randrange(len(data))
+    out[place] ^= 1 << generator.randrange(8)
+    return bytes(out)
 
 
 def _text(generator: random.Random, longest: int) -> str:

@@ -56,6 +56,8 @@ def test_special_ids_and_sentinels(kind, loaded):
     special, start = SPECIAL[kind]
     assert loaded.special == loaded.ids.special == special
     assert special.start == start
+    # GPT-2's unknown token is its EOS.
+    assert loaded.special.of_unknown_text == (None if kind == "gpt2" else special.unk)
     assert loaded.record.special == (None if kind == "byte" else special)
     assert special.zero_pads == (kind in ("bert", "gemma", "byte"))
     assert loaded.size == len(loaded.ids.pieces) + SENTINELS

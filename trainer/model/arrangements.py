@@ -15,7 +15,7 @@ from jax import Array
 
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
-from trainer.model.norms import Function, NormPlacement, read
+from trainer.model.norms import Function, NormPlacement
 from trainer.model.positions import Positions
 
 
@@ -106,15 +106,15 @@ def parallel(
     flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
 ) -> Flow:
     """Adds all outputs to the states, which each sublayer reads through its own norm (GPT-NeoX)."""
-    x_BLD = read(flow.x_BLD)
+    x_BLD = flow.x_BLD
     outputs = [dropout(each.run(norm(each)(x_BLD), rows=rows)) for each in sublayers]
-    return flow._replace(x_BLD=sum(outputs, start=flow.x_BLD))
+    return flow._replace(x_BLD=sum(outputs, start=x_BLD))
 
 
 def parallel_with_one_norm(
     flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
 ) -> Flow:
     """Works like `parallel`, with one norm for all sublayers (GPT-J, PaLM)."""
-    y_BLD = norm(sublayers[0])(read(flow.x_BLD))
+    y_BLD = norm(sublayers[0])(flow.x_BLD)
     outputs = [dropout(each.run(y_BLD, rows=rows)) for each in sublayers]
     return flow._replace(x_BLD=sum(outputs, start=flow.x_BLD))

@@ -77,6 +77,16 @@ class ScaledNorm(Norm):
         return normalise(x_BLD, scale_D, bias_D)
 
 
+def inverse_root(mean_square_BL1: Array, is_zero_BL1: Array, epsilon: float) -> Array:
+    """Returns 1 / sqrt(mean_square + epsilon), and 1 at positions that are all zero.
+
+    These stay zero either way, but their gradient would grow by 1 / sqrt(epsilon), 1,000, in every
+    layer: where a stream begins with zeros, as at the padding row that transformers initialises so,
+    it would overflow and make every other gradient NaN.
+    """
+    return jnp.where(is_zero_BL1, 1.0, jax.lax.rsqrt(mean_square_BL1 + epsilon))
+
+
 @dataclass(frozen=True)
 class RMSNorm(ScaledNorm):
     """Division by the root mean square, then a learned scale; no mean or bias.
@@ -90,7 +100,7 @@ class RMSNorm(ScaledNorm):
 
     def normalised(self, x_BLD: Array) -> Array:
         mean_square_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
-        return x_BLD * jax.lax.rsqrt(mean_square_BL1 + self.epsilon)
+        return x_BLD * inverse_root(mean_square_BL1, mean_square_BL1 == 0, self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,7 @@ class LayerNorm(ScaledNorm):
     def normalised(self, x_BLD: Array) -> Array:
         x_BLD -= jnp.mean(x_BLD, axis=-1, keepdims=True)
         variance_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
-        return x_BLD * jax.lax.rsqrt(variance_BL1 + self.epsilon)
+        return x_BLD * inverse_root(variance_BL1, variance_BL1 == 0, self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -137,24 +147,12 @@ class NormPlacement(NamedTuple):
     output: str | None = None
 
 
-def read(x_BLD: Array) -> Array:
-    """Returns the residual stream for a branch, which adds no gradient where all of it is zero.
-
-    A norm's gradient at zeros is 1 / sqrt(epsilon), which is 1,000. A stream that begins with
-    zeros, as at a padding row that transformers initialises so, stays zero without biases, and its
-    gradient would grow by that in every layer: it overflows, and then makes every other one NaN.
-    The gradient along the residual connection remains.
-    """
-    some_BL1 = jnp.any(x_BLD, axis=-1, keepdims=True)
-    return jnp.where(some_BL1, x_BLD, jax.lax.stop_gradient(x_BLD))
-
-
 def _pre(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
-    return x + dropout(sublayer(norm(read(x))))
+    return x + dropout(sublayer(norm(x)))
 
 
 def _without_norm(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
-    return x + dropout(sublayer(read(x)))
+    return x + dropout(sublayer(x))
 
 
 def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
@@ -162,7 +160,7 @@ def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Ar
 
 
 def _on_branch(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
-    return x + dropout(norm(sublayer(read(x))))
+    return x + dropout(norm(sublayer(x)))
 
 
 # The residual stream itself is never normalised.

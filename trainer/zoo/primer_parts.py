@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
 from trainer.model.capabilities import TRANSFORMERS
-from trainer.model.norms import BRANCH_NORM, PRE_NORM, Placements, ScaledNorm
+from trainer.model.norms import BRANCH_NORM, PRE_NORM, Placements, ScaledNorm, inverse_root
 from trainer.model.parametrisation import Initializer, Shape, StandardParametrisation
 
 
@@ -33,7 +32,8 @@ class PrimerNorm(ScaledNorm):
     def normalised(self, x_BLD: Array) -> Array:
         centred_BLD = x_BLD - jnp.mean(x_BLD, axis=-1, keepdims=True)
         variance_BL1 = jnp.mean(x_BLD * centred_BLD, axis=-1, keepdims=True)
-        return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
+        is_zero_BL1 = jnp.logical_not(jnp.any(centred_BLD, axis=-1, keepdims=True))
+        return centred_BLD * inverse_root(jnp.maximum(variance_BL1, 0.0), is_zero_BL1, self.epsilon)
 
 
 # Source: So et al. 2021 (arXiv:2109.08668), appendix A.
