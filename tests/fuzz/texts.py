@@ -206,8 +206,10 @@ def _made(generator: random.Random, kind: Kind, name: str, count: int) -> tuple[
     out += f"{delimiter.join(columns)}\n".encode() if delimiter else b""
     for row in rows:
         before, data, after = encode.get(kind.format, _plain)(generator, row, kind)
-        text = data if out else data.removeprefix(_MARK)
-        read = _read(row, kind, f"{name}:{len(out) + len(before)}", text)
+        text, place = (data if out else data.removeprefix(_MARK)), len(out) + len(before)
+        if kind.format == "block" and text.startswith(b"\n"):  # a line with nothing but the mark
+            text, place = text[1:], place + len(_MARK) + 1
+        read = _read(row, kind, f"{name}:{place}", text)
         reads += [read] if not kind.is_plain or text.strip() else []
         comma = b"," * (kind.format == "array" and row is not rows[-1])
         out += before + data + comma + after
