@@ -6,4 +6,5 @@ import jax
 
 # XLA's older code generator, which tests/conftest.py chooses, takes two to three times as long as
 # the newer one where programs are optimised.
-compiled = partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
+_OPTIONS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 12) else {}
+compiled = partial(jax.jit, compiler_options=_OPTIONS)

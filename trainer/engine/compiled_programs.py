@@ -58,7 +58,9 @@ def options_of_initial_arrays(mesh: Mesh) -> dict[str, Any]:
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if not on_cpu or jax.config.read("jax_disable_most_optimizations"):
         return {}
-    return {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
+    # JAX 0.12's XLA has no other emitters, and refuses the option.
+    emitters = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
+    return {"xla_backend_optimization_level": 1, **emitters}
 
 
 def _platform_of(name: str) -> str | None:
