@@ -10,6 +10,7 @@ KeyboardInterrupt; the same call resumes. Elsewhere KeyboardInterrupt is raised 
 thread other than the main one is not interrupted.
 """
 
+import builtins
 import operator
 import os
 import sys
@@ -26,6 +27,7 @@ from tasks import vocabulary
 from tasks.cache import cache, language_set
 from tasks.reading.corpus import CorpusSpec
 from tasks.storage import files
+from tasks.terminal import programs
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError, nearest
 from tasks.terminal.flags import flags_of
 from tasks.terminal.texts import checked, shown
@@ -373,7 +375,10 @@ def _run(name: str, config: Any, flags: Mapping[str, Any]) -> tuple[int, Any]:
     if checked(name, "command") not in COMMANDS:
         raise UserError(f"unknown command {name}{nearest(name, COMMANDS)}")
     main, typed = command(COMMANDS[name]), _typed(name, config, flags)
-    code = main.call(typed) or 0
+    # In a notebook, a line that begins with "!" is a command.
+    begin = "!palimpsest" if hasattr(builtins, "__IPYTHON__") else "palimpsest"
+    with programs.named({module: f"{begin} {words}" for words, module in COMMANDS.items()}):
+        code = main.call(typed) or 0
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if code == _EXIT_PREEMPTED:  # its state is saved: this process ends as the command does

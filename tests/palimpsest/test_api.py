@@ -1,5 +1,6 @@
 """The commands from Python: the same bytes, mistakes, interrupts, threads, notebooks, the page."""
 
+import builtins
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 import palimpsest
+from pipeline import verify
 from tasks.cache.manifest import CacheManifest
+from tasks.terminal import programs
 from tests.support import in_process
 from tests.support.processes import PYTHONPATH, started
 from tests.trainer.conftest import assert_one_line
@@ -195,6 +198,19 @@ def test_a_value_without_its_name_is_refused(name, given, said):
 def test_a_value_of_another_type_is_refused(call, said):
     with pytest.raises(palimpsest.UserError, match=said):
         call()
+
+
+@pytest.mark.parametrize(("notebook", "begin"), [(True, "!palimpsest"), (False, "palimpsest")])
+def test_advice_can_be_run_where_it_is_printed(notebook, begin, monkeypatch):
+    monkeypatch.setattr(builtins, "__IPYTHON__", notebook, raising=False)
+    if not notebook:
+        monkeypatch.delattr(builtins, "__IPYTHON__")
+    said = []
+    monkeypatch.setattr(
+        type(verify.main), "call", lambda *_: said.append(programs.program("trainer.report"))
+    )
+    palimpsest.call("verify", cache="x")
+    assert said == [f"{begin} report"]
 
 
 def test_a_mistake_is_the_line_of_the_command(capsys):

@@ -76,7 +76,7 @@ def task_lines(
     if pairs:
         yield (
             "warning",
-            f"{pairs:,} pairs of {count:,} are cut to these lengths: {cut:,} tokens "
+            f"{pairs:,} of {count:,} pairs cut to these lengths: {cut:,} tokens "
             f"({cut / tokens:.2%}) are not read",
         )
     copied = files.is_remote(task.cache) and reading.shuffle == "global"
@@ -152,8 +152,10 @@ def batch_line(sources: list[Source], batch_size: int, shares: list[float], rows
 
 def phase_lines(phases: Phases, updates: int) -> Iterator[Line]:
     """Yields a line for each change of the batch's rows or lengths in a run of `updates`."""
-    for phase in phases.phases[1:]:
-        before, lengths = phases.skips.updates(phase.begin), ""
+    # Of several that a skip moves to one update, only the last takes effect.
+    changes = {phases.skips.updates(phase.begin): phase for phase in phases.phases[1:]}
+    for before, phase in changes.items():
+        lengths = ""
         if before >= updates:
             later = f"before its schedule's change at {before + 1:,}"
             yield "warning", f"the run ends at update {updates:,}, {later}"

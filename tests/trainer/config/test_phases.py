@@ -97,6 +97,12 @@ def test_a_phase_follows_the_batch_when_batches_are_skipped(text_cache):
     assert "from update 3 on, after 768 tokens: 2 rows a batch" in lines
 
 
+def test_of_changes_at_one_update_the_last_is_said(text_cache):
+    skipping = run_of(text_cache, "--batch_schedule=3: 8; 5: 2", "--data.skip=2:6").data
+    lines = [text for _, text in skipping.consequences() if text.startswith("from update 2 on")]
+    assert lines == ["from update 2 on, after 256 tokens: 2 rows a batch"]
+
+
 def test_the_start_says_the_phases(text_cache):
     said = run_of(text_cache, SCHEDULE).data.consequences()
     place = next(place for place, line in enumerate(said) if line[0] == "batch")

@@ -105,7 +105,7 @@ def test_start_up_counts_pairs_that_are_cut(pairs_and_text):
     whole = pairs_of(pairs_and_text, most=(None, None))
     cut = sum(len(i) > 15 or len(t) > 23 for i, t in whole)
     assert lines["task"] == f"{PAIRS}: a pair -> inputs 16, targets 24"
-    assert lines["warning"].startswith(f"{cut:,} pairs of {len(whole)} are cut")
+    assert lines["warning"].startswith(f"{cut:,} of {len(whole)} pairs cut")
 
 
 def test_mistakes(pairs_and_text):
