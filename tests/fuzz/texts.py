@@ -194,7 +194,8 @@ def _made(generator: random.Random, kind: Kind, name: str, count: int) -> tuple[
     rows = _rows(generator, kind, name, count)
     if kind.format == "file":
         text = b"\xff" * any(row["bad"] for row in rows) + rows[-1]["texts"][0].encode()
-        return text, [Read(f"{name}:0", f"{name}:0", (text.removeprefix(_MARK),))]
+        read = Read(f"{name}:0", f"{name}:0", (text.removeprefix(_MARK),))
+        return text, [read] if text else []  # a file without a byte holds no document
     if kind.format in _TABLES:
         return _table(generator, rows, kind), [
             _read(row, kind, f"{name}:{number}") for number, row in enumerate(rows)
