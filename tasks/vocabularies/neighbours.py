@@ -64,8 +64,14 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
     read = {tokenizer_json.FILE: whole, **read}
     padding = {_text(each.get("pad_token")) for each in read.values()}
     ids = {name: number for number, name in enumerate(pieces.names)}
-    named = [(_ADDED, text, number) for text, number in _read(added).items()]
-    named += [(name, *each) for name, value in read.items() for each in _named(value)]
+    named: list[tuple[str, str, int | None]] = []
+    try:
+        named += [(_ADDED, text, int(number)) for text, number in _read(added).items()]
+        named += [(name, *each) for name, value in read.items() for each in _named(value)]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder}: the tokens in {_ADDED}, {' or '.join(read)} are damaged: restore the folder"
+        ) from error
     for name, text, number in named:
         found = ids.get(text)
         at_id = number is not None and number < len(ids) and pieces.names[number] == text

@@ -63,6 +63,10 @@ def test_files_that_agree(folder):
         ("added_tokens.json", {"<ORG>": 1}, "<ORG> with the id 1, unlike"),
         ("added_tokens.json", ["<ORG>"], None),
         ("added_tokens.json", "no JSON", "added_tokens.json is not JSON"),
+        ("added_tokens.json", {"<ORG>": "x"}, "the tokens in .* are damaged"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": ORG}}, "are damaged"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"7": {}}}, "are damaged"),
+        ("special_tokens_map.json", {"additional_special_tokens": 3}, "are damaged"),
     ],
 )
 def test_a_token_that_another_file_names(name, value, says, folder):
