@@ -96,10 +96,10 @@ def _longer(config: Any) -> str:
 
     steps = 2 * config.train_steps
     if schedule.rise(config.optimizer, config.train_steps, steps) is None:
-        return f"run the same command with --train_steps={steps}"
+        return f"run the training command again with --train_steps={steps}"
     cycle = config.optimizer.value("steps_per_cycle") + config.train_steps
     return (
-        f"run it in another --model_dir with --train_steps={steps} and "
+        f"run the training command in another --model_dir with --train_steps={steps} and "
         f"--optimizer.steps_per_cycle={cycle}"
     )
 

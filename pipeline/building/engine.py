@@ -211,7 +211,8 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
 def _other_choice(reasons: Iterable[str]) -> str:
     """Returns a hint at the flags that keep documents that spell special tokens."""
     flags = [flag for reason, flag in KEPT_BY.items() if any(map(reason.match, reasons))]
-    return f"; {' and '.join(flags)} keep such texts, in another --cache_dir" if flags else ""
+    named = " and ".join(flags)
+    return f"; such documents are kept with {named}, in another --cache_dir" if flags else ""
 
 
 def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None:

@@ -281,7 +281,7 @@ def test_a_finished_cosine_is_not_restarted_unasked(text_cache, tmp_path):
     assert_one_line(refused.returncode, refused.stderr, "at update 5", "agree with --rate_may_rise")
     assert not (model_dir / "checkpoint_8").exists()
     text = done(["python", "-m", "trainer.report", str(model_dir)]).stdout
-    assert "run it in another --model_dir with --train_steps=8 and" in text
+    assert "in another --model_dir with --train_steps=8 and" in text
     assert "--optimizer.steps_per_cycle=7" in text
     done([*longer, "--rate_may_rise"])
     assert (model_dir / "checkpoint_8").exists()

@@ -93,7 +93,7 @@ def test_every_command_to_run_next_can_be_pasted(tmp_path, capsys):
     report.main([f"--model_dir={folder}"])
     lines = capsys.readouterr().out.partition("Next:\n")[2].splitlines()
     assert not any("…" in line for line in lines)
-    assert lines[0].endswith("run the same command of trainer.pretrain with --train_steps=40")
+    assert lines[0].endswith("run the training command again with --train_steps=40")
     assert shlex.split(lines[1])[-2:] == [f"--model_dir={folder}", "--steps=all"]
     assert "set --metrics.tensorboard=true" in lines[2]
     (tmp_path / "my model" / "tensorboard").mkdir()
