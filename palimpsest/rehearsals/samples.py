@@ -52,16 +52,25 @@ class Samples:
     def _sample(self, spec: Any, number: int) -> str:
         if str(spec) not in self._known:
             corpus = sources.resolve(spec)
-            documents = characters = 0
+            documents = characters = held_out = passed_over = 0
             rest = cut = False
+            # With less, the sample holds out others of its documents.
+            wanted = number // 10 if spec.validation >= _SHARE else 0
             path = self._folder / f"sample-{len(self._known)}.jsonl"
             columns = spec.unit.columns
             pairs = spec.unit is Unit.PAIR
             with path.open("w", encoding="utf-8") as file:
-                for row in _rows(corpus):
+                for split, row in _rows(corpus):
                     enough = documents >= number and (pairs or characters >= self._characters)
-                    if rest := enough or documents == _MOST:
-                        break
+                    if enough or documents >= _MOST:
+                        rest = True
+                        # A batch's documents that are held out come after all of its others.
+                        if held_out >= wanted or passed_over == _MOST:
+                            break
+                        if split != VALIDATION:
+                            passed_over += 1
+                            continue
+                    held_out += split == VALIDATION
                     kept = {name: row[name] for name in ("id", *columns)}
                     if not pairs:
                         cut |= any(len(kept[name]) > _CHARACTERS for name in columns)
@@ -82,20 +91,20 @@ def _share(corpus: Corpus, whole: bool) -> float:
     if any(piece.splits == (VALIDATION,) for piece in corpus.pieces):
         return _SHARE  # it has files for that
     own: float = corpus.spec.validation
-    return own if whole or not own else _SHARE
+    return own if whole or not own else max(own, _SHARE)
 
 
-def _rows(corpus: Corpus) -> Iterator[dict[str, Any]]:
-    """Yields the usable documents of a corpus; raises UserError if there is none."""
+def _rows(corpus: Corpus) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the splits and usable documents of a corpus; raises UserError if there is none."""
     found, problems = False, set[str]()
     for piece in corpus.pieces:
-        for _, batch in sources.read(corpus, piece):
+        for split, batch in sources.read(corpus, piece):
             for row in batch.to_pylist():
                 if row["problem"]:
                     problems.add(row["problem"])
                     continue
                 found = True
-                yield row
+                yield split, row
     if not found:
         why = f": {', '.join(sorted(problems))}" if problems else ""
         raise UserError(f"--corpus={corpus.spec} has no usable document{why}")

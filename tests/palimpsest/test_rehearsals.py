@@ -13,6 +13,7 @@ import pytest
 from palimpsest.recipes import recipe as recipes
 from palimpsest.recipes.recipe import Stage
 from palimpsest.rehearsals import exported, real_runs, rehearsal, samples, shrinking
+from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests.support import rehearsals
 from tests.support.processes import started, wait_for
@@ -341,3 +342,17 @@ def test_pairs_are_cut_where_the_vocabulary_is_of_a_sample(rows, key, expected, 
     (tmp_path / "scratch").mkdir()
     tables = shrinking.tables(whole, {"finetune.qa": None}, 1, tmp_path / "scratch")
     assert tables["finetune.qa"].get("objective") == expected
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
+def test_a_sample_has_documents_to_hold_out(share, tmp_path):
+    (tmp_path / "mine.txt").write_text("\n".join(f"line {n} of text" for n in range(6000)))
+    spec = f"text:{tmp_path}/mine.txt?validation={share}"
+    text = samples.Samples(tmp_path, 8).of("vocabulary", spec, None)["corpus"]
+    corpus = sources.resolve(sources.parse(text))
+    found = {"train": 0, "validation": 0}
+    for piece in corpus.pieces:
+        for split, batch in sources.read(corpus, piece):
+            found[split] += batch.num_rows
+    assert found["validation"] >= 30
+    assert found["train"] >= 300
