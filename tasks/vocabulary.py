@@ -174,6 +174,17 @@ class Vocabulary:
         return self.codec.processor
 
     @functools.cached_property
+    def piece_bytes(self) -> np.ndarray:
+        """Int64 [2, size], UTF-8 bytes of the text that each piece adds, and those without spaces.
+
+        They are 0 for sentinels.
+        """
+        raw = [text.encode() if isinstance(text, str) else text for text in self.ids.texts]
+        raw += [b""] * (self.size - len(raw))
+        found = [(len(text), len(text.replace(b" ", b""))) for text in raw[: self.size]]
+        return np.array(found, np.int64).T
+
+    @functools.cached_property
     def reserved(self) -> np.ndarray:
         """Bool [size], True for ids not allowed in text: sentinels and spellable control pieces."""
         found = np.arange(self.size) >= self.first_sentinel
@@ -303,7 +314,10 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
         configs = neighbours.configs(place)
     loaded = _loaded(model, extra_ids, place, configs)
     if not is_file and not loaded.is_registered:
-        neighbours.check(place, kind_of(model).pieces(model), loaded.is_sentinel)
+        pieces = kind_of(model).pieces(model)
+        neighbours.check(place, pieces, loaded.is_sentinel)
+        if loaded.is_sentencepiece:
+            neighbours.compare_ids(place, loaded.encode, loaded.special.unk)
     return loaded
 
 

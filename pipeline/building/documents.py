@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pipeline.building import lost_text
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import EXCLUDED
@@ -128,6 +129,9 @@ def write(
         if edited.any():
             writer.edits[_EDITS[name][choice]] += int(edited.sum())
     text_bytes = int(sum(each.bytes[kept].sum() for each in columns.values()))
+    for name, each in columns.items():
+        sizes_D = np.where(kept & ~each.long, each.bytes, 0)
+        writer.lose(name, lost_text.of_column(each.tokens, each.totals, sizes_D, reader.vocabulary))
     cut = {
         name: int((each.long & kept).sum()) * (limits.too_long == CUT)
         for name, each in columns.items()

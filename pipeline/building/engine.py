@@ -280,7 +280,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(summary.rules_table(expected.filtered))
-    unknown.check(expected.unknown, options.max_unknown, job, loaded)
+    unknown.check(expected.lost, options.max_unknown, job, loaded)
     seconds = (
         f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
     )

@@ -106,8 +106,8 @@ class Options:
     )
     max_unknown: float = field(
         0.1,
-        "fail if more than this share of tokens is unknown, from 0 to 1, as the vocabulary cannot "
-        "spell their text; a share of 0.01 or more is printed with the characters",
+        "fail if more than this share of tokens, bytes or whole sides, from 0 to 1, is text that "
+        "the vocabulary cannot spell; a share of 0.01 or more is printed with the characters",
         rule=SHARE,
     )
     tokenizer: str = field(

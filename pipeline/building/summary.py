@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.building import graph, lifecycle
+from pipeline.building.lost_text import BYTES
 from pipeline.building.options import Options
 from tasks import registry
 from tasks.cache.manifest import Shard
@@ -84,6 +85,10 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
     if any(lost):
         shares = (count / max(total, 1) for count, total in zip(lost, tokens, strict=True))
         yield row("unknown tokens", shares, ".2%")
+    bytes_lost = [sum((shard.lost or {}).get(BYTES, 0) for shard in of) for of in columns]
+    if any(bytes_lost):
+        shares = (count / max(size, 1) for count, size in zip(bytes_lost, text, strict=True))
+        yield row("text in them", shares, ".2%")
     yield row("on disk, MB", (size / 1e6 for size in disk), ",.2f")
     every = [shard for shards in columns for shard in shards]
     if any(shard.pairs for shard in every):

@@ -1,34 +1,65 @@
-"""Unknown tokens of a build: how many there are, and which characters they stand for."""
+"""Text that a build's vocabulary cannot spell: how much there is, and which characters."""
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipeline.building import graph
+from pipeline.building.lost_text import BYTES
 from tasks.cache.manifest import Shard
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES
 from tasks.vocabulary import Vocabulary
 
-_WARNED = 0.01  # share of tokens; texts that a vocabulary was made for have less
+_WARNED = 0.01  # texts that a vocabulary was made for lose less
 _READ_CHARACTERS = 1 << 20
 _NAMED = 8
+_OF_TEXT = ("text_bytes", "documents")
 
 
-def share(shards: Sequence[Shard]) -> float:
-    """Returns the share of unknown tokens in shards, 0 for those of older releases."""
+class Share(NamedTuple):
+    """The largest share of what a vocabulary cannot spell, from 0 to 1, and of what it is."""
+
+    share: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} of {self.what}"
+
+
+def share(shards: Sequence[Shard]) -> Share:
+    """Returns the largest share of unknown tokens, of lost text, or of sides that are all lost.
+
+    It is 0 for shards of older releases.
+    """
+    totals = Counter[str]()
+    for shard in shards:
+        totals.update(shard.lost or {})
     tokens = sum(shard.text_tokens for shard in shards)
-    return sum(shard.unknown_tokens or 0 for shard in shards) / max(tokens, 1)
+    size, documents = (sum(getattr(each, name) for each in shards) for name in _OF_TEXT)
+    unknown = sum(shard.unknown_tokens or 0 for shard in shards)
+    found = [
+        Share(unknown / max(tokens, 1), "the tokens are unknown"),
+        Share(totals.pop(BYTES, 0) / max(size, 1), "the text's bytes become unknown tokens"),
+    ]
+    sides = {"text": "documents", **{side: side for side in SIDES}}
+    found += [
+        Share(count / max(documents, 1), f"the {sides[name]} hold unknown tokens alone")
+        for name, count in totals.items()
+    ]
+    return max(found)
 
 
-def check(found: float, limit: float, job: graph.Job, loaded: Vocabulary) -> None:
-    """Prints a warning about a share of unknown tokens; raises UserError if it is over `limit`."""
-    if found < _WARNED:
+def check(found: Share, limit: float, job: graph.Job, loaded: Vocabulary) -> None:
+    """Prints a warning about what cannot be spelt; raises UserError if it is over `limit`."""
+    if found.share < min(_WARNED, limit) or not found.share:
         return
     line = (
-        f"{found:.1%} of the tokens are unknown: the vocabulary cannot spell {_lost(job, loaded)}. "
-        "A model cannot read or write these"
+        f"{found}: the vocabulary cannot spell {_lost(job, loaded)}. A model cannot read or write "
+        "these"
     )
-    if found <= limit:
+    if found.share <= limit:
         print(f"warning: {line}")
         return
     raise UserError(

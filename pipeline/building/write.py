@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from pipeline.building.lost_text import BYTES, Lost
 from pipeline.building.rows import framed, text_tokens
 from tasks import arrow
 from tasks.cache import manifest, plan_check, receipts
@@ -72,6 +73,7 @@ class ShardWriter:
         self._dropped: dict[str, int] = {}
         self.cut_paragraphs = 0
         self.edits: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
 
     def __enter__(self) -> "ShardWriter":
         self._stack = contextlib.ExitStack()
@@ -110,6 +112,10 @@ class ShardWriter:
         for side in SIDES:
             self._pair_counts[f"cut_{side}"] += cut.get(side, 0)
         self._write(self._packer.add(documents))
+
+    def lose(self, column: str, lost: Lost) -> None:
+        """Counts text of a column's documents that the vocabulary cannot spell."""
+        self._lost.update({BYTES: lost.bytes, column: lost.documents})
 
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
@@ -152,6 +158,7 @@ class ShardWriter:
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
             unknown_tokens=self._unknown_tokens or None,
+            lost=dict(sorted((+self._lost).items())) or None,
             **self._counts,
         )
         path = files.join(self._folder, self._name("receipt"))

@@ -142,6 +142,9 @@ class Shard:
     cut_paragraphs: int | None = None  # number of paragraphs cut from documents; None if none
     edits: dict[str, int] | None = None  # edit made by filters -> number of times; None if none
     unknown_tokens: int | None = None  # None if none, and in caches of older releases
+    # Of documents with unknown tokens: their lost "bytes", and by column the number of those whose
+    # text is all lost; None if there are none.
+    lost: dict[str, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

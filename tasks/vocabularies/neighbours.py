@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import registered, sentencepiece_model, tokenizer_json
@@ -17,6 +19,9 @@ from tasks.vocabularies.pieces import NORMAL, Pieces
 _MODELS = (sentencepiece_model.FILE, "spiece.model", "tokenizer.model")
 _FILES = (*_MODELS, tokenizer_json.FILE, registered.FILE)
 _ADDED = "added_tokens.json"
+# Words without the signs and spaces that libraries treat in their own ways.
+_TEXTS = ["the house", "The Quick brown Fox", "Hello", "naïve Ünïcode", "internationalization"]
+_TEXTS += ["1984 2026", "Straße și pădure", "данные и слова", "数据"]
 
 
 def chosen(folder: str) -> str:
@@ -75,20 +80,45 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
     for name, text, number in named:
         found = ids.get(text)
         at_id = number is not None and number < len(ids) and pieces.names[number] == text
-        if at_id or (found is not None and number is None):
-            continue
-        if is_sentinel(text, number) or (found is None and text in padding):
+        known = at_id or (found is not None and number is None)
+        # transformers cuts texts at such a token, also within words.
+        cuts = known and found is not None and pieces.kinds[found] == NORMAL
+        if is_sentinel(text, number) or (known and not cuts) or (not found and text in padding):
             continue
         with_id = f" with the id {number}" if number is not None else ""
         instead = "" if found is None else f", which has it as {found}"
+        instead = ", which has it as a piece like any other" if cuts else instead
         raise UserError(
             f"{files.join(folder, name)} has the token {text}{with_id}, unlike {place}{instead}: "
             f"texts would be encoded otherwise than by transformers. {_remedy(place, whole)}"
         )
 
 
+def compare_ids(
+    place: str, encode: Callable[[list[str]], list[np.ndarray]], unknown: int | None
+) -> None:
+    """Raises UserError if a tokenizer.json beside a SentencePiece model encodes words otherwise.
+
+    `encode` is the model's. Texts that it cannot spell are left out.
+    """
+    other = files.join(place.rpartition("/")[0] or ".", tokenizer_json.FILE)
+    if not files.exists(other):
+        return
+    theirs = tokenizer_json.TokenizersCodec(files.read_bytes(other), other)
+    for text, ours, found in zip(_TEXTS, encode(_TEXTS), theirs.encode(_TEXTS), strict=True):
+        if unknown not in ours and ours.tolist() != found.tolist():
+            raise UserError(
+                f"{place} and {other} encode {text!r} differently: they are two vocabularies. "
+                "Name the file to be read"
+            )
+
+
 def _remedy(place: str, whole: Mapping[str, Any]) -> str:
     alone = f"--vocabulary={place} leaves such tokens out, and spells them in other pieces"
+    added = {_text(each): each["id"] for each in whole.get("added_tokens") or []}
+    sentinel = added.get("<extra_id_0>")
+    if sentinel is not None and sentinel < max(added.values()):  # which must be the last
+        return f"{alone}; vocab.train --user_defined_symbols makes a vocabulary that has them"
     if whole and not place.endswith(".json"):
         other = f"{place.rpartition('/')[0] or '.'}/{tokenizer_json.FILE}"
         return f"--vocabulary={other} reads the other file; {alone}"

@@ -42,7 +42,7 @@ def add(folder, token):
 
 def test_files_that_agree(folder):
     size = vocabulary.load(str(folder / "spiece.model")).size
-    add(folder, {"id": size + 99, "content": "<extra_id_0>", "special": True})
+    add(folder, {"id": size + 99, "content": "<extra_id_0>", **FLAGS, "special": True})
     tokens = {"0": {"content": "<pad>"}, str(size + 100): {"content": "[PAD]"}}
     names = ["<extra_id_0>", "</s>"]
     config = {"pad_token": "[PAD]", "added_tokens_decoder": tokens}
