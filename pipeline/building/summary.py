@@ -12,6 +12,7 @@ from pipeline.building.lost_text import BYTES
 from pipeline.building.options import Options
 from tasks import registry
 from tasks.cache.manifest import Shard
+from tasks.cache.pair_windows import longest_sides
 from tasks.task import TaskSpec
 from tasks.terminal.programs import program
 from tasks.terminal.table import table
@@ -55,7 +56,8 @@ def show(
     print(f"{job.folder}: read {megabytes:,.1f} MB in {seconds:.1f} s{speed}")
     if advise:
         task = registry.get(plan.task, options.task_module)
-        print(f"next: {next_command(task, options, held_out)}")
+        longest = longest_sides([shard for of in columns.values() for shard in of])
+        print(f"next: {next_command(task, options, held_out, longest)}")
     if not held_out:
         print(
             f"{plan.task} has no validation split, as no document was held out: to evaluate the "
@@ -121,8 +123,15 @@ def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
     return table(("", "would drop", "is the first to"), rows)
 
 
-def next_command(task: TaskSpec, options: Options, held_out: bool) -> str:
-    """Returns a trainer.pretrain command for this machine; `held_out`: if text was held out."""
+def next_command(
+    task: TaskSpec, options: Options, held_out: bool, longest: tuple[int, int] = (0, 0)
+) -> str:
+    """Returns a trainer.pretrain command for this machine.
+
+    Args:
+      held_out: whether text was held out.
+      longest: the largest numbers of input and target ids of a pair, without EOS.
+    """
     on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
     if "prefix" in task.objective.features:
         on_cpu = "mini_primer_ez"  # Llama has no bidirectional prefixes
@@ -139,6 +148,11 @@ def next_command(task: TaskSpec, options: Options, held_out: bool) -> str:
         f"--cache_dir={options.cache_dir}",
         "--model_dir=model",
         *size,
+        *(
+            f"--lengths.{side}={most + 1}"
+            for side, most in zip(SIDES, longest, strict=True)
+            if most >= getattr(task.lengths, side)
+        ),
         *([] if held_out else ["--evaluation.every_steps=0"]),
         *([f"--task_module={options.task_module}"] if options.task_module else []),
     ]

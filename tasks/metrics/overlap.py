@@ -58,7 +58,8 @@ def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     Source: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"; rouge-score; T5,
     `metrics.rouge_mean`.
     Differences: T5's tasks report the middle of a bootstrap; this is the mean. Words are Unicode's;
-    rouge-score and T5 know the letters a to z only, and cut words at others.
+    rouge-score and T5 know the letters a to z only, and cut words at others. An empty prediction of
+    an empty target is right; theirs is 0.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -67,6 +68,9 @@ def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     sums = dict.fromkeys(kinds, 0.0)
     for target, prediction in zip(targets, predictions, strict=True):
         texts = [_sentences(each) for each in references(target)]
+        if not prediction.strip() and not all(text.strip() for text in texts):
+            sums = {kind: total + 1.0 for kind, total in sums.items()}
+            continue
         scores = scorer.score_multi(texts, _sentences(prediction))
         for kind in kinds:
             sums[kind] += scores[kind].fmeasure

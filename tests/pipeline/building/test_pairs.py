@@ -400,6 +400,13 @@ def test_objectives_and_caches_of_different_kinds(make, cache):
         open_windows(str(of_pairs), manifest, "train", Supervised(), lengths)
 
 
+def test_the_next_command_holds_the_longest_pair(make, capsys):
+    make()
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("next: "))
+    assert "--lengths.inputs=596" in line
+    assert "--lengths.targets" not in line
+
+
 def test_many_empty_sides_are_refused(make, tmp_path):
     rows = [{"id": f"{n}", "q": f"who wrote book {n}?", "a": ""} for n in range(300)]
     write_json(tmp_path / "corpus" / "b.jsonl", rows)

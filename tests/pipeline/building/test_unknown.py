@@ -51,7 +51,7 @@ def test_a_few_unknown_tokens_are_counted_and_named(tmp_path, english, capsys):
 @pytest.mark.parametrize("flag", ["--dry_run", "--workers=1"])
 def test_a_large_share_is_refused(tmp_path, english, flag):
     texts = ["красный дом стоит у ворот"] * 9
-    with pytest.raises(UserError, match=r"\d% of the tokens are unknown: .* spell 'о', .*max_"):
+    with pytest.raises(UserError, match=r"100.0% of the documents hold .* spell 'о', .*max_"):
         run(tmp_path, english, texts, flag)
     assert not (tmp_path / "cache" / "mine_lm" / "COMPLETED").exists()
     run(tmp_path, english, texts, "--max_unknown=1")
@@ -62,3 +62,26 @@ def test_both_sides_of_pairs_count(tmp_path, english):
     pairs = [{"q": "the red house", "a": '{"colour": 1}'}] * 9
     with pytest.raises(UserError, match=r"cannot spell '\"', '{', 'c', ':', '}'"):
         run(tmp_path, english, pairs, task="supervised")
+
+
+def test_runs_of_lost_characters_count_with_their_bytes(tmp_path, english, capsys):
+    """One unknown token stands for all of them."""
+    texts = [*TEXTS, *(f"the house {'数' * 60}" for _ in range(40))]
+    with pytest.raises(UserError, match=r"6\d\.\d% of the text's bytes become unknown .*'数'"):
+        run(tmp_path, english, texts)
+    lost = run(tmp_path, english, texts, "--max_unknown=1").splits["train"][0].lost
+    assert lost == {"bytes": 40 * (60 * 3 - 1)}  # less the space that the vocabulary adds
+    assert "text in them" in capsys.readouterr().out
+
+
+def test_targets_that_are_all_lost_are_refused(tmp_path, english):
+    pairs = [{"q": "the red house number stands near the gate " * 9, "a": "да"}] * 9
+    with pytest.raises(UserError, match=r"100\.0% of the targets hold unknown tokens alone"):
+        run(tmp_path, english, pairs, task="supervised")
+
+
+def test_a_small_limit_holds(tmp_path, english):
+    texts = [*TEXTS * 9, "the red house}"]
+    with pytest.raises(UserError, match=r"more than --max_unknown=0\.0:"):
+        run(tmp_path, english, texts, "--max_unknown=0")
+    run(tmp_path, english, texts)
