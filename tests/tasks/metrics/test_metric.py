@@ -203,3 +203,11 @@ def test_words_of_other_scripts():
     assert tokenize("ABC的学がGo") == ["abc", "的", "学", "が", "go"]
     assert "".join(tokenize("ที่นี่")) == "ที่นี่"  # no mark is lost
     assert words.spaced("plain text") == "plain text"
+
+
+def test_an_empty_answer_to_a_question_without_one_is_right():
+    rouge = METRICS["rouge"]
+    answers = ["", "the cat sat on the mat", " "]
+    assert set(rouge(answers, answers).values()) == {100.0}
+    assert rouge(["", "a b"], ["x", ""])["rouge1"] == 0.0
+    assert rouge([["", "a b"]], [""])["rouge1"] == 100.0
