@@ -105,6 +105,8 @@ def _value_errors() -> Iterator[None]:
 
 def _of_zip(handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(handle) as archive:
+        if min((member.header_offset for member in archive.infolist()), default=0):
+            raise ValueError("it begins with other bytes, perhaps another archive: split it")
         for member in archive.infolist():
             if member.flag_bits & _ENCRYPTED:
                 raise ValueError(f"{member.filename} is encrypted")

@@ -18,7 +18,11 @@ from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.engine.trainable import Tuning
 from trainer.optim.optimizer import in_places
+from trainer.optim.schedule import learning_rate_schedule
+from trainer.reporting import numbers
 
+# A larger rise of the learning rate is said.
+_RISE = 2
 # Fields of the model that may change between two updates; others would compute another function.
 _OF_MODEL = ("model.dropout_rate",)
 # Fields that decide which arrays a state has; of those in _SET, only whether they have a value.
@@ -35,12 +39,16 @@ class Branch:
     before: Config
     changes: list[str]
     rate_scale: float
+    rates: tuple[float, float]  # of the last update and of the next
 
     def describe(self) -> str:
         """Returns a description of the beginning."""
         changed = f"; changed: {'; '.join(self.changes)}" if self.changes else ""
+        low, high = (numbers.shown(each, "{:.2g}") for each in self.rates)
+        rise = f"; the learning rate rises from {low} to {high}"
         return (
             f"branches from {self.folder} after update {self.step}, with its whole state{changed}"
+            f"{rise if self.rates[1] > _RISE * self.rates[0] else ''}"
         )
 
     def state(self, program: Program) -> TrainState:
@@ -84,7 +92,9 @@ def start(run: Run, checkpoints: Checkpoints) -> Branch:
         for task, fingerprint in stored["cache_fingerprints"].items()
         if now.get(task, fingerprint) != fingerprint
     ]
-    return Branch(folder, step, before, changed, checkpoints.watch.rate_scale)
+    last, following = (learning_rate_schedule(each.optimizer) for each in (before, config))
+    rates = float(last(step - 1)), float(following(step))
+    return Branch(folder, step, before, changed, checkpoints.watch.rate_scale, rates)
 
 
 def _check_folder(config: Config) -> None:

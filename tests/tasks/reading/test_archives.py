@@ -99,6 +99,12 @@ def test_archives_in_an_archive_are_read_as_well(tmp_path):
     assert "is an archive in 3 others: unpack them first" in refused(f"text:{tmp_path}/deep.tar")
 
 
+def test_two_zips_in_one_file_are_refused(tmp_path):
+    one, other = zipped({"a.txt": "one"}), zipped({"b.txt": "two"})
+    (tmp_path / "a.zip").write_bytes(one + other)
+    assert "perhaps another archive" in refused(f"text:{tmp_path}/a.zip")
+
+
 @pytest.mark.parametrize("split", ["", "?split=train"])
 def test_an_archive_is_of_one_split(tmp_path, split):
     (tmp_path / "a.tar").write_bytes(tar({"train/a.txt": "one", "sets/b-test.txt": "two"}))
