@@ -78,7 +78,7 @@ def run(planned: planning.Planned, claim: parts.Claim, runner: Engine, advise: b
             shards = {key: shard for key, shard in found.items() if shard}
         if _is_waiting(planned, claim, lambda each: shards.keys() >= set(each.shards)):
             return
-        _check_documents(list(shards.values()), folder, options.max_quarantined)
+        _check_documents(list(shards.values()), options.max_quarantined, folder)
         _check_rows(job, shards)
         lost = unknown.share(list(shards.values()))
         unknown.check(lost, options.max_unknown, job, planned.of.vocabulary)
@@ -159,7 +159,7 @@ def _work(
             counts = graph.run(job, to_do, runner)
     except KeyboardInterrupt:
         if hopeless(monitor):
-            _check_documents(monitor.shards, job.folder, options.max_quarantined)
+            _check_documents(monitor.shards, options.max_quarantined, job.folder)
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
@@ -194,17 +194,19 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
         print(f"tokenized {encoded:,} texts{some}; {audit}")
 
 
-def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
+def _check_documents(shards: list[Shard], limit: float, folder: str = "") -> None:
+    """Raises UserError if more documents are faulty; `folder` has those that were left out."""
     share = bad_share(shards)
     if share > limit:
         reasons = summary.counted(shards, "dropped")
         top = ", ".join(
             f"{count:,} {reason}" for reason, count in reasons.most_common() if is_fault(reason)
         )
+        see = f"see the *.quarantine-* files in {folder}, then " if folder else ""
+        rest = " and run again; finished shards are kept" if folder else ""
         raise UserError(
             f"{share:.1%} of the documents are faulty ({top}), more than --max_quarantined="
-            f"{limit}: see the *.quarantine-* files in {folder}, then correct the corpus or raise "
-            f"the limit and run again; finished shards are kept{_other_choice(reasons)}"
+            f"{limit}: {see}correct the corpus or raise the limit{rest}{_other_choice(reasons)}"
         )
 
 
@@ -280,7 +282,8 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(summary.rules_table(expected.filtered))
-    unknown.check(expected.lost, options.max_unknown, job, loaded)
+    _check_documents(expected.shards, options.max_quarantined)
+    unknown.check(unknown.share(expected.shards), options.max_unknown, job, loaded)
     seconds = (
         f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
     )

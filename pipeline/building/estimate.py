@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from pipeline.building import graph, unknown
+from pipeline.building import graph
 from pipeline.filtering.stages import Filters
 from pipeline.runners.engines import Engine
 from tasks.cache.manifest import Shard
@@ -79,7 +79,7 @@ class Estimate:
     counts: dict[str, dict[str, Quantity]]
     # Documents that filters judge and drop, by the keys of `Filters.tally`.
     filtered: dict[tuple[str, str], Quantity]
-    lost: unknown.Share  # what the vocabulary cannot spell of the sample
+    shards: list[Shard]  # of the sample
     sampled: int  # bytes of the corpus built for the estimate
     core_seconds: float  # time for unfinished pieces, summed over local processes
     seconds: float  # the runner's wall time on this machine
@@ -140,7 +140,7 @@ def estimate(
     return Estimate(
         counts=_scale_up(job.corpus.pieces, sampled, list(job.plan.shards)),
         filtered=_filtered(job.corpus.pieces, sampled),
-        lost=unknown.share([shard for each in sampled for shard in each.shards.values()]),
+        shards=[shard for each in sampled for shard in each.shards.values()],
         sampled=sum(piece.bytes for piece in slices),
         core_seconds=sum(costs),
         seconds=runner_seconds + max(loading, 0.0) + _longest(costs, workers) if to_do else 0.0,

@@ -412,6 +412,8 @@ def test_many_empty_sides_are_refused(make, tmp_path):
     write_json(tmp_path / "corpus" / "b.jsonl", rows)
     with pytest.raises(UserError, match=r"% .* faulty \(\d+ empty targets, .*--max_quara.*=keep"):
         make()
+    with pytest.raises(UserError, match=r"% .* faulty \(\d+ empty targets.*the limit; such d"):
+        make("--dry_run")
     assert not (tmp_path / "cache" / TASK / "COMPLETED").exists()
     make("--max_quarantined=0.6")
     assert (tmp_path / "cache" / TASK / "COMPLETED").exists()
