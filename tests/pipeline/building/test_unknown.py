@@ -85,3 +85,9 @@ def test_a_small_limit_holds(tmp_path, english):
     with pytest.raises(UserError, match=r"more than --max_unknown=0\.0:"):
         run(tmp_path, english, texts, "--max_unknown=0")
     run(tmp_path, english, texts)
+
+
+@pytest.mark.parametrize(("indent", "says"), [("    ", True), ("", False)])
+def test_indented_lines_that_become_spaces_are_named(tmp_path, english, capsys, indent, says):
+    run(tmp_path, english, [*TEXTS, f"the house\n{indent}number near\nthe gate"])
+    assert ("warning: texts have indented lines" in capsys.readouterr().out) == says
