@@ -10,6 +10,7 @@ from tasks import registry
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import refuse_longer
 from tasks.objectives import Lengths
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse
 from tasks.unit import Unit
@@ -25,17 +26,17 @@ def check(recipe: Recipe, cache: Stage, states: Mapping[str, records.State]) -> 
 
     The run itself would say so only after all stages before it.
     """
-    manifest = CacheManifest.load(cache.output)
-    if manifest.plan.unit is not Unit.PAIR:
-        return
+    cache_dir = cache.output.rpartition("/")[0]
+    # A cache of several languages has one for each.
+    folders = [files.join(cache_dir, name) for name in states[cache.name].made or ()]
+    manifests = {folder: CacheManifest.load(folder) for folder in folders}
     for stage in recipe.stages:
         reads = stage.kind in RUNS and cache.name in stage.needs
         known = {*_LENGTHS} <= stage.flags.keys() and not {*_UNKNOWN} & stage.flags.keys()
         if reads and known and states[stage.name].word != records.FINISHED:
-            try:
-                _check(stage, cache.output, manifest)
-            except UserError as error:
-                raise UserError(f"[{stage.name}] {error}") from error
+            for folder, manifest in manifests.items():
+                if manifest.plan.unit is Unit.PAIR:
+                    _check(stage, folder, manifest)
 
 
 def _check(stage: Stage, folder: str, manifest: CacheManifest) -> None:
@@ -46,4 +47,7 @@ def _check(stage: Stage, folder: str, manifest: CacheManifest) -> None:
     objective = fields.with_settings(
         task.objective, given.get("objective", ()), "objective", f"the objective of {task.name}"
     )
-    refuse_longer(folder, manifest, objective, Lengths(*(given[name] for name in _LENGTHS)))
+    try:
+        refuse_longer(folder, manifest, objective, Lengths(*(given[name] for name in _LENGTHS)))
+    except UserError as error:
+        raise UserError(f"[{stage.name}] {error}") from error

@@ -372,9 +372,10 @@ def invalidate(
     folder: str,
     plan: Plan,
     keys: Iterable[ShardKey] = (),
-    remove: Callable[[str], None] = files.remove,
+    remove: Callable[[str], None] | None = None,
 ) -> None:
     """Deletes the files that mark a finished cache, and the receipts of shards `keys`."""
+    remove = remove or files.remove
     remove(files.join(folder, COMPLETED))
     remove(files.join(folder, MANIFEST))
     receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}

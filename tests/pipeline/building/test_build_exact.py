@@ -75,8 +75,6 @@ def test_killed_at_random_moments(start, tmp_path, checksums, expected):
             time.sleep(generator.uniform(0, 0.25))
         kill(process)
         states.append((before, len(list(folder.glob("*receipt*"))), working))
-        if not (folder / "COMPLETED").exists():
-            assert not (folder / "manifest.json").exists()
     assert any(working for *_, working in states), states
     finish(start(tmp_path))
     assert checksums(folder) == expected
