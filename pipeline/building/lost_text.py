@@ -30,14 +30,15 @@ def of_column(
     Bytes are those that no known token stands for. Normalisation adds or removes a few.
     """
     unknown = vocabulary.special.of_unknown_text
-    if unknown is None or not (of_unknown := tokens == unknown).any():
+    if unknown is None or not len(places := np.flatnonzero(tokens == unknown)):
         return Lost(0, 0)
-    of_document = np.repeat(np.arange(len(totals_D)), totals_D)
-    here_D = np.bincount(of_document[of_unknown], minlength=len(totals_D)) > 0
-    known, letters = np.where(of_unknown, 0, vocabulary.piece_bytes[:, tokens])
-    known_D, letters_D = (
-        np.bincount(of_document, each, len(totals_D)).astype(np.int64) for each in (known, letters)
-    )
-    here_D &= bytes_D > 0
-    lost_D = np.maximum(bytes_D - known_D, 0)[here_D]
-    return Lost(int(lost_D.sum()), int((here_D & (letters_D == 0)).sum()))
+    ends_D = np.cumsum(totals_D)
+    lost = documents = 0
+    # Few documents have such tokens: only these are looked at.
+    for number in np.unique(np.searchsorted(ends_D, places, "right")).tolist():
+        if bytes_D[number]:
+            its = tokens[ends_D[number] - totals_D[number] : ends_D[number]]
+            known, letters = vocabulary.piece_bytes[:, its[its != unknown]].sum(axis=1).tolist()
+            lost += max(int(bytes_D[number]) - known, 0)
+            documents += not letters
+    return Lost(lost, documents)

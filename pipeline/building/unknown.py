@@ -85,7 +85,7 @@ def _texts(job: graph.Job) -> Iterator[str]:
     for piece in job.corpus.pieces:
         for _, batch in sources.read(job.corpus, piece):
             for name in job.corpus.spec.unit.columns:
-                yield from filter(None, batch.column(name).to_pylist())
+                yield from filter(None, (value.as_py() for value in batch.column(name)))
 
 
 def _has_line_ends(loaded: Vocabulary) -> bool:
