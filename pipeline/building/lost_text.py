@@ -33,12 +33,16 @@ def of_column(
     if unknown is None or not len(places := np.flatnonzero(tokens == unknown)):
         return Lost(0, 0)
     ends_D = np.cumsum(totals_D)
-    lost = documents = 0
     # Few documents have such tokens: only these are looked at.
-    for number in np.unique(np.searchsorted(ends_D, places, "right")).tolist():
-        if bytes_D[number]:
-            its = tokens[ends_D[number] - totals_D[number] : ends_D[number]]
-            known, letters = vocabulary.piece_bytes[:, its[its != unknown]].sum(axis=1).tolist()
-            lost += max(int(bytes_D[number]) - known, 0)
-            documents += not letters
-    return Lost(lost, documents)
+    here_H = np.unique(np.searchsorted(ends_D, places, "right"))
+    here_H = here_H[bytes_D[here_H] > 0]
+    if not len(here_H):
+        return Lost(0, 0)
+    sizes_H = totals_D[here_H]
+    begins_H = np.cumsum(sizes_H) - sizes_H
+    shift_H = ends_D[here_H] - sizes_H - begins_H
+    its = tokens[np.arange(int(sizes_H.sum())) + np.repeat(shift_H, sizes_H)]
+    known, letters = np.where(its == unknown, 0, vocabulary.piece_bytes[:, its])
+    known_H, letters_H = (np.add.reduceat(each, begins_H) for each in (known, letters))
+    lost_H = np.maximum(bytes_D[here_H] - known_H, 0)
+    return Lost(int(lost_H.sum()), int((letters_H == 0).sum()))
