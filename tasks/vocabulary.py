@@ -175,14 +175,17 @@ class Vocabulary:
 
     @functools.cached_property
     def piece_bytes(self) -> np.ndarray:
-        """Int64 [2, size], UTF-8 bytes of the text that each piece adds, and those without spaces.
+        """Int32 [2, size], UTF-8 bytes of the text that each piece adds, and those without spaces.
 
-        They are 0 for sentinels.
+        They are 0 for sentinels, and for the unknown piece.
         """
         raw = [text.encode() if isinstance(text, str) else text for text in self.ids.texts]
         raw += [b""] * (self.size - len(raw))
         found = [(len(text), len(text.replace(b" ", b""))) for text in raw[: self.size]]
-        return np.array(found, np.int64).T
+        table = np.array(found, np.int32).T.copy()
+        if self.special.unk is not None:
+            table[:, self.special.unk] = 0
+        return table
 
     @functools.cached_property
     def reserved(self) -> np.ndarray:
@@ -314,8 +317,8 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
         configs = neighbours.configs(place)
     loaded = _loaded(model, extra_ids, place, configs)
     if not is_file and not loaded.is_registered:
-        pieces = kind_of(model).pieces(model)
-        neighbours.check(place, pieces, loaded.is_sentinel)
+        if neighbours.are_there(place):
+            neighbours.check(place, kind_of(model).pieces(model), loaded.is_sentinel)
         if loaded.is_sentencepiece:
             neighbours.compare_ids(place, loaded.encode, loaded.special.unk)
     return loaded

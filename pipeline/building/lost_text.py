@@ -42,7 +42,8 @@ def of_column(
     begins_H = np.cumsum(sizes_H) - sizes_H
     shift_H = ends_D[here_H] - sizes_H - begins_H
     its = tokens[np.arange(int(sizes_H.sum())) + np.repeat(shift_H, sizes_H)]
-    known, letters = np.where(its == unknown, 0, vocabulary.piece_bytes[:, its])
-    known_H, letters_H = (np.add.reduceat(each, begins_H) for each in (known, letters))
+    known_H, letters_H = (
+        np.add.reduceat(table[its], begins_H, dtype=np.int64) for table in vocabulary.piece_bytes
+    )
     lost_H = np.maximum(bytes_D[here_H] - known_H, 0)
     return Lost(int(lost_H.sum()), int((letters_H == 0).sum()))

@@ -55,6 +55,13 @@ def _read(path: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def are_there(place: str) -> bool:
+    """Returns whether files of transformers lie beside the vocabulary's file `place`."""
+    folder = place.rpartition("/")[0] or "."
+    names = (_ADDED, tokenizer_json.FILE, *tokenizer_json.CONFIGS)
+    return any(files.exists(files.join(folder, name)) for name in names)
+
+
 def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], bool]) -> None:
     """Checks the files of transformers beside the vocabulary's file `place`.
 
