@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -140,7 +140,7 @@ class Vocabulary:
     def is_sentinel(self, name: str, token: int | None) -> bool:
         """Returns whether a name is a sentinel's, with this id if given.
 
-        Any is if the vocabulary has none of its own: --extra_ids adds them.
+        A vocabulary without sentinels of its own may get any: --extra_ids adds them.
         """
         if not (found := _SENTINEL.fullmatch(name.removeprefix(sentencepiece_model.SPACE))):
             return False
@@ -177,9 +177,14 @@ class Vocabulary:
     def piece_bytes(self) -> np.ndarray:
         """Int32 [2, size], UTF-8 bytes of the text that each piece adds, and those without spaces.
 
-        They are 0 for sentinels, and for the unknown piece.
+        They are 0 for added sentinels and the unknown piece; texts hold no other special pieces.
         """
-        raw = [text.encode() if isinstance(text, str) else text for text in self.ids.texts]
+        texts: Sequence[str | bytes]
+        if isinstance(self.codec, SentencePieceCodec):  # which is faster than to parse its file
+            texts = [name.replace(sentencepiece_model.SPACE, " ") for name in self.codec.names()]
+        else:
+            texts = self.ids.texts
+        raw = [text.encode() if isinstance(text, str) else text for text in texts]
         raw += [b""] * (self.size - len(raw))
         found = [(len(text), len(text.replace(b" ", b""))) for text in raw[: self.size]]
         table = np.array(found, np.int32).T.copy()

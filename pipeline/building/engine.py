@@ -17,8 +17,8 @@ from pipeline.runners import parts
 from pipeline.runners.engines import Engine, local
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
+from tasks.cache import plan_check
 from tasks.cache.manifest import Shard
-from tasks.cache.plan_check import check_writable, excludes_more
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
@@ -136,12 +136,12 @@ def _work(
         return 0, found
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
-    check_writable(job.folder, job.plan.fingerprint)
+    guard = plan_check.guard(job.folder, job.plan.fingerprint)
+    guard.check()
     redone = [key for each in to_do for key in each.shards]
     if lifecycle.is_marked(job.folder, job.plan, redone):
         with claim.alone():
-            remove = lifecycle.guarded(job.folder, job.plan).remove
-            lifecycle.invalidate(job.folder, job.plan, redone, remove)
+            lifecycle.invalidate(job.folder, job.plan, redone, guard.remove)
     if options.tokenizer == tokenize.FAST:
         loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
         if reason := tokenize.refusal(loaded):
@@ -246,7 +246,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     if existing:
         surveyed = lifecycle.survey(job.folder, existing, check=False)
         found = lifecycle.settle(job.folder, existing, surveyed, write=False)
-        if excludes_more(existing, job.plan):
+        if plan_check.excludes_more(existing, job.plan):
             for key in list(cache_lists.affected(job.folder, existing, job.plan, lists, found)):
                 del found[key]
     kept, to_do = _kept(parts.share(options.part).of(assignments), found)

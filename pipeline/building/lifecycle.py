@@ -31,7 +31,7 @@ from typing import Any
 
 from pipeline.excluding import cache_lists
 from pipeline.excluding.lists import COPY, Given
-from tasks.cache import old_states
+from tasks.cache import old_states, plan_check
 from tasks.cache.manifest import (
     MANIFEST,
     PLAN,
@@ -44,7 +44,6 @@ from tasks.cache.manifest import (
     plan_from_dict,
     shard_file,
 )
-from tasks.cache.plan_check import check_writable, excludes_more
 from tasks.cache.receipts import finished, read_receipt, write_receipt
 from tasks.reading import sources
 from tasks.storage import files
@@ -94,7 +93,7 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
             # If the manifest has our plan, the different plan.json is damaged.
             if not ours.difference(CacheManifest.load(folder, check=False).plan):
                 return ours
-        if excludes_more(existing, ours):
+        if plan_check.excludes_more(existing, ours):
             return existing
         _check_extends(folder, existing, ours, extend)
     return existing
@@ -154,7 +153,7 @@ def begin(
             renumber(folder, existing, counts)
         kept = settle(folder, existing, survey(folder, existing, check=False))
         redo = []
-        if excludes_more(existing, plan):
+        if plan_check.excludes_more(existing, plan):
             redo = list(cache_lists.affected(folder, existing, plan, lists, kept))
             old_states.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
@@ -175,7 +174,7 @@ def begin(
         raise UserError(f"another build wrote {path} at the same time: run the same command again")
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
-    cache_lists.remove_others(folder, plan, guarded(folder, plan).remove)
+    cache_lists.remove_others(folder, plan, plan_check.guard(folder, plan.fingerprint).remove)
     for counts in earlier:
         renumber(folder, plan, counts)
     if existing:
@@ -254,7 +253,7 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
             f"{folder} holds a cache of {len(old):,} files of this corpus, which now has "
             f"{len(new):,} ({of_files}): pass --extend to write the new files as further shards"
         )
-    if follows and excludes_more(_without_files(existing), _without_files(ours)):
+    if follows and plan_check.excludes_more(_without_files(existing), _without_files(ours)):
         raise UserError(
             f"{folder}: the corpus has new files ({of_files}), and --exclude has new lists: add "
             "the files first, with --extend but without these lists, then give the lists"
@@ -363,11 +362,6 @@ def is_marked(folder: str, plan: Plan, keys: Iterable[ShardKey]) -> bool:
     return not {COMPLETED, MANIFEST, *marks}.isdisjoint(files.list_names(folder))
 
 
-def guarded(folder: str, plan: Plan) -> files.Guard:
-    """Returns what forbids changes of a folder once it has another plan."""
-    return files.Guard(functools.partial(check_writable, folder, plan.fingerprint))
-
-
 def invalidate(
     folder: str,
     plan: Plan,
@@ -407,7 +401,7 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
     wanted = closing_files(manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
-        guard = guarded(folder, plan)
+        guard = plan_check.guard(folder, plan.fingerprint)
         invalidate(folder, plan, remove=guard.remove)
         try:
             for name, data in wanted.items():

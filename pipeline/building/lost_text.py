@@ -1,4 +1,4 @@
-"""The text behind unknown tokens: SentencePiece makes one of a whole run of unknown characters."""
+"""The text behind unknown tokens: one may stand for a long run of characters, in SentencePiece."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ BYTES = "bytes"
 
 
 class Lost(NamedTuple):
-    """Text that documents lost: its UTF-8 bytes, and the number of those of which all was lost."""
+    """The UTF-8 bytes that documents lost, and the number of documents that lost all their text."""
 
     bytes: int
     documents: int
@@ -32,18 +32,16 @@ def of_column(
     unknown = vocabulary.special.of_unknown_text
     if unknown is None or not len(places := np.flatnonzero(tokens == unknown)):
         return Lost(0, 0)
-    ends_D = np.cumsum(totals_D)
-    # Few documents have such tokens: only these are looked at.
-    here_H = np.unique(np.searchsorted(ends_D, places, "right"))
-    here_H = here_H[bytes_D[here_H] > 0]
-    if not len(here_H):
+    here_D = np.zeros(len(totals_D), bool)
+    here_D[np.searchsorted(np.cumsum(totals_D), places, "right")] = True
+    here_D &= bytes_D > 0
+    if not here_D.any():
         return Lost(0, 0)
-    sizes_H = totals_D[here_H]
-    begins_H = np.cumsum(sizes_H) - sizes_H
-    shift_H = ends_D[here_H] - sizes_H - begins_H
-    its = tokens[np.arange(int(sizes_H.sum())) + np.repeat(shift_H, sizes_H)]
+    its = tokens[np.repeat(here_D, totals_D)]  # of the documents that lose text
+    totals_H = totals_D[here_D]
+    begins_H = np.cumsum(totals_H) - totals_H
     known_H, letters_H = (
         np.add.reduceat(table[its], begins_H, dtype=np.int64) for table in vocabulary.piece_bytes
     )
-    lost_H = np.maximum(bytes_D[here_H] - known_H, 0)
+    lost_H = np.maximum(bytes_D[here_D] - known_H, 0)
     return Lost(int(lost_H.sum()), int((letters_H == 0).sum()))

@@ -12,7 +12,6 @@ from tasks.reading import sources
 from tasks.reading.corpus import HUB
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES
 from tasks.vocabulary import Vocabulary
 
 _WARNED = 0.01  # texts that a vocabulary was made for lose less
@@ -21,7 +20,6 @@ _NAMED = 8
 # A line end, with the indent of the next line; a share of indents that prose and tables lack.
 _LINE = re.compile(r"\n([ \t]*)(?=\S)")
 _INDENTED = 0.2
-_OF_TEXT = ("text_bytes", "documents")
 
 
 class Share(NamedTuple):
@@ -43,17 +41,16 @@ def share(shards: Sequence[Shard]) -> Share:
     for shard in shards:
         totals.update(shard.lost or {})
     tokens = sum(shard.text_tokens for shard in shards)
-    size, documents = (sum(getattr(each, name) for each in shards) for name in _OF_TEXT)
+    size = sum(shard.text_bytes for shard in shards)
+    documents = sum(shard.documents for shard in shards)
     unknown = sum(shard.unknown_tokens or 0 for shard in shards)
     found = [
         Share(unknown / max(tokens, 1), "the tokens are unknown"),
         Share(totals.pop(BYTES, 0) / max(size, 1), "the text's bytes become unknown tokens"),
     ]
-    sides = {"text": "documents", **{side: side for side in SIDES}}
-    found += [
-        Share(count / max(documents, 1), f"the {sides[name]} hold unknown tokens alone")
-        for name, count in totals.items()
-    ]
+    for column, count in totals.items():
+        what = "documents" if column == "text" else column
+        found.append(Share(count / max(documents, 1), f"the {what} hold unknown tokens alone"))
     return max(found)
 
 

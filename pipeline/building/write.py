@@ -5,7 +5,6 @@ Files without a receipt (`tasks.cache.receipts`) are redone.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import io
 import json
@@ -51,8 +50,7 @@ class ShardWriter:
         self, folder: str, plan: manifest.Plan, split: str, index: int, fingerprint: str = ""
     ):
         self._folder, self._fingerprint = folder, fingerprint or plan.fingerprint
-        check = functools.partial(plan_check.check_writable, folder, self._fingerprint)
-        self._guard = files.Guard(check)
+        self._guard = plan_check.guard(folder, self._fingerprint)
         self._name = lambda kind: manifest.shard_file(split, kind, index, plan.shards[split])
         self.unit = plan.unit
         self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX

@@ -6,6 +6,7 @@ plan.
 """
 
 import dataclasses
+import functools
 
 from tasks.cache.manifest import PLAN, PLAN_MARK, Plan, plan_from_dict
 from tasks.storage import files
@@ -29,6 +30,11 @@ def check_writable(folder: str, fingerprint: str) -> None:
             f"{folder} got another plan while this build ran, which therefore writes nothing more: "
             "run pipeline.build again with the flags of the new plan"
         )
+
+
+def guard(folder: str, fingerprint: str) -> files.Guard:
+    """Returns what forbids changes of a build's folder once it has another plan."""
+    return files.Guard(functools.partial(check_writable, folder, fingerprint))
 
 
 class PlanCheck:

@@ -218,9 +218,7 @@ def write_bytes(path: str, data: bytes, guard: Guard | None = None) -> None:
 
 def generation(path: str) -> str:
     """Returns the generation of a file in Cloud Storage, for `replace`; "" if there is no file."""
-    with contextlib.suppress(FileNotFoundError):
-        return str(Store(path).info()["generation"]) if is_on_gcs(path) else ""
-    return ""
+    return Store(path).current() if is_on_gcs(path) else ""
 
 
 def replace(path: str, data: bytes, generation: str) -> bool:

@@ -31,14 +31,13 @@ class Guard:
 
     def remove(self, path: str) -> None:
         """Deletes a file if it exists."""
+        before = Store(path).current() if is_on_gcs(path) else ""
+        self.check()
         with contextlib.suppress(FileNotFoundError):
-            if not is_on_gcs(path):
-                self.check()
+            if before:
+                Store(path).remove(before)
+            elif not is_on_gcs(path):
                 _remove(path)
-                return
-            generation = str(Store(path).info()["generation"])
-            self.check()
-            Store(path).remove(generation)
 
     def take_back(self) -> None:
         """Deletes the files that were written, unless others have replaced them."""

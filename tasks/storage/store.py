@@ -136,6 +136,12 @@ class Store:
         check_same(self._url, listed, (info["size"], etag(info)))
         return info
 
+    def current(self) -> str:
+        """Returns the generation of an object of Cloud Storage; "" if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return str(self.info()["generation"])
+        return ""
+
     def generation(self) -> tuple[str, bytes]:
         """Returns the (generation, content) of an object of Cloud Storage; ("", b"") if none."""
         with contextlib.suppress(FileNotFoundError):
@@ -164,23 +170,23 @@ class Store:
         """Uploads a file as one object; returns its generation if it is known.
 
         `check` may raise an error before the upload. In Cloud Storage, the object is written only
-        if it has not changed since; if it has, `check` is called again, unless another writer wrote
-        the same bytes.
+        if it has not changed since. If it has, and not to the same bytes, `check` is called again.
         """
-        while check and is_on_gcs(self._url):
-            before = ""
-            with contextlib.suppress(FileNotFoundError):
-                before = str(self.info()["generation"])
-            check()
+        if not is_on_gcs(self._url):
+            if check:
+                check()
+            self.ask(lambda fs, inside: fs.put_file(source, inside))
+            return ""
+        while True:
+            before = None
+            if check:
+                before = self.current()
+                check()
             try:
-                return self.ask(functools.partial(_upload_if, source=source, generation=before))
-            except FileExistsError:  # HTTP 412: another writer, or an upload whose answer was lost
+                return self.ask(functools.partial(_upload, source=source, generation=before))
+            except FileExistsError:  # HTTP 412: another writer, or a lost answer
                 if self.info().get("md5Hash") == _md5(source):
                     return ""
-        if check:
-            check()
-        self.ask(lambda fs, inside: _upload(fs, source, inside, is_on_gcs(self._url)))
-        return ""
 
     def remove(self, generation: str) -> None:
         """Deletes an object of Cloud Storage if it still has this generation.
@@ -243,38 +249,23 @@ def _check_bucket(bucket: str) -> None:
             raise
 
 
-def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
-    """Uploads a file as one object; raises ChecksumError (transient) if it arrived damaged."""
-    if not on_gcs:
-        fs.put_file(source, target)
-    elif os.path.getsize(source) > _SMALL_BYTES:
-        try:
-            fs.put_file(source, target, consistency="md5")
-        except Exception as error:
-            if type(error).__name__ == "ChecksumError":
-                fs.rm_file(target)
-            raise
-    else:
-        # put_file would send a multipart body without checking whether its boundary occurs in the
-        # data.
-        bucket, _, name = target.partition("/")
-        with open(source, "rb") as file:
-            post(fs, bucket, name, file.read(), _BINARY)
+def _upload(fs: Any, target: str, source: str, generation: str | None) -> str:
+    """Uploads a file as one object to Cloud Storage; returns the object's new generation.
 
-
-def _upload_if(fs: Any, target: str, source: str, generation: str) -> str:
-    """Uploads a file if the object still has this generation, "" for none; returns the new one.
-
-    Raises FileExistsError if it has another, or ChecksumError (transient) if it arrived damaged.
+    With a `generation`, "" for no object, raises FileExistsError if the object has another one.
+    Raises ChecksumError (transient) if the file arrived damaged.
     """
     from fsspec.asyn import sync
     from gcsfs.checkers import ChecksumError
     from gcsfs.core import upload_chunk
 
     bucket, _, name = target.partition("/")
-    match, size = {"ifGenerationMatch": generation or "0"}, os.path.getsize(source)
+    match = {} if generation is None else {"ifGenerationMatch": generation or "0"}
+    size = os.path.getsize(source)
     with open(source, "rb") as file:
         if size <= _SMALL_BYTES:
+            # put_file would send a multipart body without checking whether its boundary occurs in
+            # the data.
             made = post(fs, bucket, name, file.read(), _BINARY, json_out=True, **match)
         else:
             headers, _ = sync(
@@ -289,6 +280,7 @@ def _upload_if(fs: Any, target: str, source: str, generation: str) -> str:
                 begin += len(block)
     fs.invalidate_cache(fs._parent(target))
     if made["md5Hash"] != _md5(source):
+        fs.rm_file(target)
         raise ChecksumError(f"{target} arrived damaged")
     return str(made["generation"])
 

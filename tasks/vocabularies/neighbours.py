@@ -69,9 +69,10 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
     file has, or has with another id, unless it is a sentinel or the padding.
     """
     folder = place.rpartition("/")[0] or "."
-    whole, added = _read(files.join(folder, tokenizer_json.FILE)), files.join(folder, _ADDED)
-    if not place.endswith(".json"):
-        _compare(place, pieces, whole, files.join(folder, tokenizer_json.FILE))
+    other, added = files.join(folder, tokenizer_json.FILE), files.join(folder, _ADDED)
+    whole = _read(other)
+    if whole and not place.endswith(".json"):
+        _compare(place, pieces, files.read_bytes(other), other)
     read = {name: _read(files.join(folder, name)) for name in tokenizer_json.CONFIGS}
     read = {tokenizer_json.FILE: whole, **read}
     padding = {_text(each.get("pad_token")) for each in read.values()}
@@ -90,7 +91,8 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
         known = at_id or (found is not None and number is None)
         # transformers cuts texts at such a token, also within words.
         cuts = known and found is not None and pieces.kinds[found] == NORMAL
-        if is_sentinel(text, number) or (known and not cuts) or (not found and text in padding):
+        is_padding = found is None and text in padding
+        if is_sentinel(text, number) or (known and not cuts) or is_padding:
             continue
         with_id = f" with the id {number}" if number is not None else ""
         instead = "" if found is None else f", which has it as {found}"
@@ -132,11 +134,9 @@ def _remedy(place: str, whole: Mapping[str, Any]) -> str:
     return alone
 
 
-def _compare(place: str, pieces: Pieces, whole: Mapping[str, Any], other: str) -> None:
+def _compare(place: str, pieces: Pieces, whole: bytes, other: str) -> None:
     """Raises UserError if a SentencePiece model and a tokenizer.json differ in a piece of text."""
-    if not whole:
-        return
-    names = tokenizer_json.pieces(json.dumps(whole).encode()).names
+    names = tokenizer_json.pieces(whole).names
     for number, (piece, kind) in enumerate(zip(pieces.names, pieces.kinds, strict=True)):
         there = names[number] if number < len(names) else "nothing"
         if kind == NORMAL and there != piece:

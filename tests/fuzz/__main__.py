@@ -20,8 +20,8 @@ tokenizers: byte-level BPE, BPE, unigram and WordPiece with drawn rules and piec
 random texts must be those of `tokenizers` or SentencePiece.
 
 configs: the config.json of a small model that transformers wrote loses fields, or gets fields of
-other spellings, kinds and types. Our logits must be those of transformers, or one line must refuse
-the file.
+other spellings, kinds and types. Our logits must equal transformers'; otherwise, one line
+refuses the file.
 
 Commands run in forks of one process that has imported everything. Prints what was tried, the seed,
 and for each difference the command that draws it again; its folder is kept. Exits with 1 if there

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fuzz import configs
 from tests.fuzz.forks import Difference
-from trainer.huggingface import formats
+from trainer.huggingface import rotary
 
 pytestmark = pytest.mark.torch
 
@@ -25,14 +25,14 @@ def test_a_scaling_that_is_dropped_is_noticed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trial, "change", scaled)
     assert trial.run().startswith("qwen3: equal")
-    read = formats.read_rotary
+    read = rotary.read
 
     def dropped(fields):
         fields.get("rope_scaling", {})
         fields._fields.pop("rope_scaling", None)
         return read(fields)
 
-    monkeypatch.setattr(formats, "read_rotary", dropped)
+    monkeypatch.setattr(rotary, "read", dropped)
     written = json.loads((tmp_path / str(number) / "config.json").read_text())
     with pytest.raises(Difference, match="transformers computes different logits"):
         trial.outcome(written)

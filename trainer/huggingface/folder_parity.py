@@ -1,4 +1,4 @@
-"""Compares the logits of a transformers folder with those of the model that was read there."""
+"""Compares the logits of transformers with ours, for the model in a folder."""
 
 import importlib.util
 import os

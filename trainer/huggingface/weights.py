@@ -84,7 +84,7 @@ def places(folder: str) -> dict[str, Place]:
 
 
 def is_flax(folder: str) -> bool:
-    """Returns whether a local folder's only weights that we read are those of Flax."""
+    """Returns whether a local folder has weights of Flax and none in safetensors."""
     others = (os.path.exists(os.path.join(folder, name)) for name in (WEIGHTS, INDEX))
     return os.path.exists(os.path.join(folder, FLAX)) and not any(others)
 

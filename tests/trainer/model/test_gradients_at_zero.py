@@ -1,4 +1,4 @@
-"""Gradients where what a part reads is zero: finite, and those of the formula everywhere else."""
+"""Parts that read zeros have finite gradients; elsewhere, gradients follow the formula."""
 
 import jax
 import jax.numpy as jnp

@@ -6,7 +6,7 @@ section 2; Gemma 3 (arXiv:2503.19786), section 2.
 
 from typing import Any
 
-from trainer.huggingface import formats, module_names
+from trainer.huggingface import formats, module_names, rotary
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.shapes import layer_types
@@ -61,7 +61,7 @@ def read_2(fields: Fields) -> ModelConfig:
     return _read(
         fields,
         (50.0, 30.0),
-        position=formats.read_rotary(fields),
+        position=rotary.read(fields),
         attention_window=layer_types.read(fields, window, _types(fields, _EVERY_2)),
     )
 
@@ -83,7 +83,7 @@ def read_3(fields: Fields) -> ModelConfig:
         fields,
         (None, None),
         query_key_norm=True,
-        position=formats.rotary_of(of_global, fields, _GLOBAL_BASE, per_type=True),
+        position=rotary.of(of_global, fields, _GLOBAL_BASE, per_type=True),
         attention_window=layer_types.read(fields, window, _types(fields, every), base=base),
     )
 
@@ -114,12 +114,12 @@ def write_2(config: ModelConfig, positions: int) -> dict[str, Any]:
 def write_3(config: ModelConfig, positions: int) -> dict[str, Any]:
     """Returns the fields of a model of Gemma 3."""
     written, window = _write(config, positions, "Gemma3ForCausalLM"), layer_types.window_of(config)
-    rotary = config.part("position").options
+    ours = config.part("position").options
     if config.attention_softcap is not None:
         raise KeyError("attention_softcap")
-    if window is not None and window.base is None and rotary != Rotary(base=rotary.base):
+    if window is not None and window.base is None and ours != Rotary(base=ours.base):
         raise KeyError("attention_window")  # local layers are never scaled
-    base = rotary.base if window is None or window.base is None else window.base
+    base = ours.base if window is None or window.base is None else window.base
     bases = {
         layer_types.FULL: written["rope_parameters"],
         layer_types.SLIDING: {"rope_type": "default", "rope_theta": base},

@@ -6,7 +6,7 @@ ModernBERT (arXiv:2412.13663), section 2.
 
 from typing import Any
 
-from trainer.huggingface import formats, module_names
+from trainer.huggingface import formats, module_names, rotary
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.module_names import activations
@@ -47,7 +47,7 @@ def _read(fields: Fields) -> ModelConfig:
         dropout_rate=fields.get("embedding_dropout", 0.0),
         tied_logits=fields.get("tie_word_embeddings", True),
         mlp_activations=(activation, "linear"),
-        position=formats.rotary_of(of_global, fields, base, per_type=True, fraction=1.0),
+        position=rotary.of(of_global, fields, base, per_type=True, fraction=1.0),
         attention_window=layer_types.read(
             fields, fields.get("local_attention", _WINDOW), types, base=local
         ),
@@ -66,7 +66,7 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
     kinds, window = activations(config), layer_types.window_of(config)
     if kinds[1:] != ("linear",):
         raise KeyError(config.mlp_activations)
-    rope = formats.written_rotary(config)
+    rope = rotary.written(config)
     local = rope["rope_theta"] if window is None or window.base is None else window.base
     return {
         "architectures": ["ModernBertForMaskedLM"],
