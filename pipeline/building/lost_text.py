@@ -37,11 +37,16 @@ def of_column(
     here_D &= bytes_D > 0
     if not here_D.any():
         return Lost(0, 0)
-    its = tokens[np.repeat(here_D, totals_D)]  # of the documents that lose text
-    totals_H = totals_D[here_D]
-    begins_H = np.cumsum(totals_H) - totals_H
-    known_H, letters_H = (
-        np.add.reduceat(table[its], begins_H, dtype=np.int64) for table in vocabulary.piece_bytes
-    )
-    lost_H = np.maximum(bytes_D[here_D] - known_H, 0)
-    return Lost(int(lost_H.sum()), int((letters_H == 0).sum()))
+
+    def sums(table: np.ndarray, of_D: np.ndarray) -> np.ndarray:
+        """Returns the sum of a table's values for the tokens of some documents."""
+        begins = np.cumsum(totals_D[of_D]) - totals_D[of_D]
+        values = table[tokens[np.repeat(of_D, totals_D)]]
+        return np.add.reduceat(values, begins, dtype=np.int64)
+
+    every, letters = vocabulary.piece_bytes
+    known_H = sums(every, here_D)
+    lost = int(np.maximum(bytes_D[here_D] - known_H, 0).sum())
+    # Documents with more known bytes than tokens have letters besides spaces.
+    here_D[here_D] = known_H <= totals_D[here_D]
+    return Lost(lost, int((sums(letters, here_D) == 0).sum()) if here_D.any() else 0)
