@@ -50,7 +50,8 @@ class Lists:
                     new["others"] = self._copied(other)
                 entry = kept.setdefault(each.original, new)
                 entry["languages"].setdefault(language, self._copied(each))
-        value = {"format": _FORMAT, "lists": list(kept.values())}
+        # Sorted, so that the file does not depend on which language or list came first.
+        value = {"format": _FORMAT, "lists": [kept[each] for each in sorted(kept)]}
         files.write_json(files.join(self.folder, _LISTS), value)
 
     def _copied(self, each: Given) -> str:

@@ -324,6 +324,23 @@ def test_lists_stay_in_force_for_languages_that_are_built_later(
         assert verify.main([f"--cache={cache_dir}/x_{language}_lm", f"--exclude={path}"]) == 0
 
 
+def test_lists_of_languages_are_kept_in_one_order(build, tmp_path, checksums):
+    for language in LANGUAGES:
+        write(tmp_path / "c", language, {})
+        (tmp_path / f"c/{language}/data.jsonl").rename(tmp_path / f"c/{language}/{language}.jsonl")
+    # The first is of the second language alone.
+    given = [tmp_path / "first", tmp_path / "second"]
+    given[0].write_text("ro.jsonl:2\n")
+    given[1].write_text("en.jsonl:1\nro.jsonl:1\n")
+    pattern = tmp_path / "c" / "{language}" / "*.jsonl"
+    build(pattern, f"--exclude={given[0]}")
+    taken_down = build(pattern, f"--exclude={given[1]}")
+    for number, order in enumerate((given, given[::-1])):
+        whole = tmp_path / f"whole{number}"
+        build(pattern, f"--exclude={order[0]},{order[1]}", cache_dir=whole)
+        assert checksums(whole / "x_lm") == checksums(taken_down / "x_lm")
+
+
 def _killed():
     raise Killed
 
