@@ -195,7 +195,8 @@ def _made(generator: random.Random, kind: Kind, name: str, count: int) -> tuple[
     if kind.format == "file":
         text = b"\xff" * any(row["bad"] for row in rows) + rows[-1]["texts"][0].encode()
         read = Read(f"{name}:0", f"{name}:0", (text.removeprefix(_MARK),))
-        return text, [read] if text else []  # a file without a byte holds no document
+        # A file without a byte holds no document; a compressed one has bytes, and a blank document.
+        return text, [read] if text or kind.packing else []
     if kind.format in _TABLES:
         return _table(generator, rows, kind), [
             _read(row, kind, f"{name}:{number}") for number, row in enumerate(rows)
