@@ -1,4 +1,4 @@
-"""Measures how many planted duplicates pipeline.dedup finds, and its speed beside datatrove's.
+"""Measures how many planted duplicates palimpsest dedup finds, and its speed beside datatrove's.
 
     python -m benchmarks.dedup --corpus='parquet:text.parquet' --datatrove_python=VENV/bin/python
 
@@ -25,8 +25,8 @@ from collections.abc import Iterator
 
 from benchmarks.build import cost_of
 from benchmarks.machine import machine
-from pipeline import dedup
-from pipeline.deduplication.options import Options
+from pipeline.annexes.deduplication import dedup
+from pipeline.annexes.deduplication.options import Options
 from pipeline.excluding.lists import EXACT, ExcludeList, id_digests
 from tasks.reading import sources
 from tasks.terminal.command import Command
@@ -172,12 +172,14 @@ def measure_speed(corpus: str, python: str | None, their_bytes: int) -> str:
         costs = {}
         for name in ("few", "few", "whole"):  # the first run compiles
             command = [
-                sys.executable, "-m", "pipeline.dedup",
+                sys.executable, "-m", "pipeline.annexes.deduplication.dedup",
                 f"--corpus=json:{path}/{name}.jsonl", f"--output={path}/out-{len(costs)}{name}",
             ]  # fmt: skip
             costs[name] = cost_of(command)
         ours = sizes["whole"] / 1e6 / (costs["whole"] - costs["few"]).core
-        rows = [("pipeline.dedup, all of it", f"{sizes['whole'] / 1e6:.1f}", f"{ours:.2f}", "1.00")]
+        rows = [
+            ("palimpsest dedup, all of it", f"{sizes['whole'] / 1e6:.1f}", f"{ours:.2f}", "1.00")
+        ]
         for how in ("spacy", "split") if python else ():
             command = [python, "-c", _DATATROVE, f"{path}/some.jsonl", how]
             output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

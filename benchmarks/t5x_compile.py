@@ -1,7 +1,7 @@
 """Compiles T5X's training step for a TPU slice; benchmarks.tpu_step runs this program.
 
 The argument is JSON: `benchmarks.t5x.sizes`, "topology" and "submesh". Prints a line of JSON, the
-fields of `benchmarks.tpu_step.Estimate`, by the yardstick of `trainer.planning.timing`.
+fields of `benchmarks.tpu_step.Estimate`, by the yardstick of `trainer.annexes.planning.timing`.
 """
 
 import json
@@ -10,7 +10,7 @@ import time
 from functools import cached_property
 from typing import Any
 
-from trainer.plan import target_of
+from trainer.annexes.planning.plan import target_of
 
 
 def main() -> None:
@@ -21,10 +21,10 @@ def main() -> None:
     from t5x import partitioning
 
     from benchmarks.t5x_step import make_batch, make_trainer
-    from trainer.planning.compiled import module_of
-    from trainer.planning.devices import place_of
-    from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, memory
-    from trainer.planning.timing import timing
+    from trainer.annexes.planning.compiled import module_of
+    from trainer.annexes.planning.devices import place_of
+    from trainer.annexes.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, memory
+    from trainer.annexes.planning.timing import timing
 
     class Partitioner(partitioning.PjitPartitioner):
         """T5X's partitioner for devices that JAX does not list."""

@@ -4,7 +4,7 @@
         --inputs=512 --targets=114 [--steps=scanned,unrolled,t5x] [--depths=1,2] \\
         [--t5x=T5X_CHECKOUT:AIRIO:JESTIMATOR] [--t5x_python=VENV/bin/python] [--field.path=value]
 
-libtpu (the extra `tpu`) compiles each step ahead of time, as in `trainer.plan`, which estimates
+libtpu (the extra `tpu`) compiles each step ahead of time, as in `palimpsest plan`, which estimates
 what a device holds and how long the parts take. Prints a row of Markdown for each step. Times are
 the compiler's estimates, not measurements: use them only to compare.
 
@@ -24,14 +24,14 @@ from benchmarks import t5x
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import at_least, field
+from trainer.annexes.planning import parts
+from trainer.annexes.planning.plan import target_of
 from trainer.config import Config
 from trainer.config.from_flags import build_config
-from trainer.plan import target_of
-from trainer.planning import parts
 
 if TYPE_CHECKING:
-    from trainer.planning.compiled import Target
-    from trainer.planning.planned_run import Subject
+    from trainer.annexes.planning.compiled import Target
+    from trainer.annexes.planning.planned_run import Subject
 
 _T5X = "t5x"
 _STEPS = {"scanned": True, "unrolled": False, _T5X: False}
@@ -41,8 +41,8 @@ _STEPS = {"scanned": True, "unrolled": False, _T5X: False}
 class Estimate:
     """The estimated time and memory of a step."""
 
-    seconds: dict[str, float]  # by part of `trainer.planning.parts`
-    bytes: dict[str, float]  # bytes on a device, by part of `trainer.planning.memory`
+    seconds: dict[str, float]  # by part of `trainer.annexes.planning.parts`
+    bytes: dict[str, float]  # bytes on a device, by part of `trainer.annexes.planning.memory`
     xla: float = 0.0  # seconds of the step by XLA's own estimates
     compile_seconds: float = 0.0  # time that the compiler took
     # Layers of the two steps extrapolated from; () if the step itself was compiled.
@@ -65,7 +65,7 @@ class Flags:
     """Flags of the command and of the configuration."""
 
     preset: str = field("t5_1_1_small", "model preset")
-    topology: str = field("v5e:2x2", "a TPU slice, as in trainer.plan")
+    topology: str = field("v5e:2x2", "a TPU slice, as in palimpsest plan")
     batch_size: int = field(256, "rows per batch, on all chips together", rule=at_least(1))
     inputs: int = field(512, "length of the inputs in tokens")
     targets: int = field(114, "length of the targets in tokens")
@@ -108,10 +108,10 @@ def run(flags: Flags) -> None:
 
     import jax
 
+    from trainer.annexes.planning.floor import floor
+    from trainer.annexes.planning.planned_run import subject
     from trainer.engine.cost import flops_per_step
     from trainer.engine.hardware import peak_flops
-    from trainer.planning.floor import floor
-    from trainer.planning.planned_run import subject
 
     # A program from the cache would lack the schedules of its kernels.
     jax.config.update("jax_enable_compilation_cache", False)
@@ -153,7 +153,7 @@ def run(flags: Flags) -> None:
 
 def _estimate(target: "Target", scan: bool, trained: "Subject") -> Estimate:
     """Compiles a step, scanning its layers if `scan`, and returns its estimate."""
-    from trainer.planning.compiled import compile_plan
+    from trainer.annexes.planning.compiled import compile_plan
 
     chosen = trained.with_values({"model.scan_layers": scan})
     try:

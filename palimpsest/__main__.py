@@ -1,11 +1,12 @@
 """`palimpsest COMMAND …` runs any command of this project by a short name."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from palimpsest import completion
-from palimpsest.commands import COMMANDS, GROUPS, command, installed, summary
+from palimpsest.commands import COMMANDS, GROUPS, command, summary
+from tasks import annexes
 from tasks.terminal import command_line, extras, programs
 from tasks.terminal.command_line import UserError, nearest
 
@@ -13,12 +14,12 @@ _PROGRAM = "palimpsest"
 _VERSION = "--version"
 
 
-def named(words: Sequence[str], known: Collection[str] = COMMANDS) -> tuple[str, list[str]]:
+def named(words: Sequence[str]) -> tuple[str, list[str]]:
     """Splits words into (a known command's name or "", the words after it); reads "-" as "_"."""
     plain = [word.replace("-", "_") if word[:1] != "-" else word for word in words[:2]]
     for count in (2, 1):
         name = " ".join(plain[:count])
-        if name in known:
+        if name in COMMANDS:
             return name, list(words[count:])
     return "", list(words)
 
@@ -26,7 +27,7 @@ def named(words: Sequence[str], known: Collection[str] = COMMANDS) -> tuple[str,
 def page(start: str = "") -> str:
     """Returns the commands whose names begin with `start`, in groups, one per line."""
     lines = [f"usage: {_PROGRAM} COMMAND [--FLAG=VALUE …], or {_PROGRAM} {_VERSION}"]
-    for group, commands in {**GROUPS, "installed": installed()}.items():
+    for group, commands in GROUPS.items():
         found = {name: module for name, module in commands.items() if name.startswith(start)}
         if found:
             lines += ["", f"{group}:"]
@@ -34,6 +35,13 @@ def page(start: str = "") -> str:
     lines += ["", f"{_PROGRAM} COMMAND --help shows the flags of a command."]
     lines += [f"{_PROGRAM} completion bash, zsh or fish prints a script that completes them."]
     return "\n".join(lines)
+
+
+def _variant(name: str, words: Sequence[str]) -> str | None:
+    """Returns the module of the command that takes a command's place because of a flag."""
+    flags = (word.partition("=")[0] for word in words)
+    known = annexes.entries("variants")
+    return next((known[key] for flag in flags if (key := f"{name} {flag}") in known), None)
 
 
 def _run(words: list[str]) -> None:
@@ -57,15 +65,9 @@ def _run(words: list[str]) -> None:
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits."""
     given = [*(sys.argv[1:] if words is None else words)]
-    commands = COMMANDS
     name, rest = named(given)
-    if not name:
-        commands = installed()
-        name, rest = named(given, commands)
     if name:
-        module = commands[name]
-        if name == "pretrain" and any(word.partition("=")[0] == "--corpus" for word in rest):
-            module = "palimpsest.from_corpus"
+        module = _variant(name, rest) or COMMANDS[name]
         with programs.named({module: f"{_PROGRAM} {name}" for name, module in COMMANDS.items()}):
             command(module).start(rest, f"{_PROGRAM} {name}")
     command_line.run(_run, given, _PROGRAM)

@@ -21,10 +21,11 @@ import numpy as np
 
 from palimpsest.commands import COMMANDS, command
 from palimpsest.python import documents
-from palimpsest.python.frames import example, frame
+from palimpsest.python.frames import frame
 from palimpsest.python.places import Place
-from tasks import vocabulary
+from tasks import annexes, vocabulary
 from tasks.cache import cache, language_set
+from tasks.inspection import show
 from tasks.reading.corpus import CorpusSpec
 from tasks.storage import files
 from tasks.terminal import programs
@@ -216,7 +217,7 @@ class Cache:
             chosen = {} if "index" in flags else {"windows": count}
             typed = main.typed({"cache": folder, **chosen, **flags})
             task, samples, ids = main.call(typed, inspect.shown)
-            rows += [{"task": task, **example(sample, ids)} for sample in samples]
+            rows += [{"task": task, **show.row(sample, ids)} for sample in samples]
         return frame(rows, ["example"])
 
     def verify(self, **flags: Any) -> None:
@@ -331,16 +332,10 @@ class Model:
 
         Columns: documents (their ids), text, inputs and targets, as text with sentinels.
         """
-        from trainer.comparing.explanation import Explanation
-
-        def explained(typed: Any) -> list[dict[str, str]]:
-            found = Explanation(typed.model_dir, typed.step, typed.cache_dir)
-            places = found.examples_of(typed.row)
-            return [example(found.sample(*place), found.ids) for place in places]
-
-        main = command("trainer.explain")
-        typed = main.typed(self._named({"step": step, "row": row}))
-        return frame(main.call(typed, explained), ["example"])
+        found = annexes.get("model", "examples")
+        if found is None:
+            raise UserError("examples needs the annex `comparing`, which this installation lacks")
+        return frame(found(self._named({"step": step, "row": row})), ["example"])
 
     def export(self, output: StrPath, **flags: Any) -> str:
         """Returns the folder `output`, with the model for Hugging Face transformers.

@@ -4,13 +4,11 @@ import importlib
 import importlib.util
 import pathlib
 
+from tasks import annexes
 from tasks.terminal.command import Command
 
-GROUPS: dict[str, dict[str, str]] = {
-    "all stages": {
-        "run": "palimpsest.run",
-        "recipes": "palimpsest.list_recipes",
-    },
+_CORE: dict[str, dict[str, str]] = {
+    "all stages": {},
     "vocabularies": {
         "vocab train": "vocab.train",
         "vocab train_tokenizer": "vocab.train_tokenizer",
@@ -20,25 +18,19 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "caches": {
         "build": "pipeline.build",
-        "dedup": "pipeline.dedup",
         "inspect": "pipeline.inspect",
         "verify": "pipeline.verify",
         "adopt": "pipeline.adopt",
-        "cache report": "pipeline.report",
         "write_pairs": "tasks.write_pairs",
         "make_questions": "tasks.make_questions",
         "beam worker_pool": "pipeline.worker_pool",
         "beam job_service": "pipeline.job_service",
     },
     "training": {
-        "plan": "trainer.plan",
         "pretrain": "trainer.pretrain",
         "finetune": "trainer.finetune",
         "evaluate": "trainer.evaluate",
-        "harness": "trainer.harness",
         "report": "trainer.report",
-        "compare": "trainer.compare",
-        "explain": "trainer.explain",
     },
     "models": {
         "generate": "trainer.generate",
@@ -49,14 +41,20 @@ GROUPS: dict[str, dict[str, str]] = {
         "trim": "trainer.trim",
     },
 }
+
+
+def _groups() -> dict[str, dict[str, str]]:
+    """Returns the core's commands and those of annexes, which may add groups."""
+    found = {group: dict(commands) for group, commands in _CORE.items()}
+    for slot in annexes.slots():
+        kind, _, group = slot.partition(".")
+        if kind == "commands":
+            found.setdefault(group, {}).update(annexes.entries(slot))
+    return found
+
+
+GROUPS = _groups()
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
-
-
-def installed() -> dict[str, str]:
-    """Returns the commands of other packages: their entry points in `palimpsest.commands`."""
-    from importlib.metadata import entry_points
-
-    return {each.name: each.value for each in entry_points(group="palimpsest.commands")}
 
 
 def summary(module: str) -> str:

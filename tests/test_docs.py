@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from palimpsest import from_corpus
 from palimpsest.__main__ import named
+from palimpsest.annexes.recipes import from_corpus
 from palimpsest.commands import COMMANDS
 from pipeline.runners import engines
 from tasks.terminal.command_line import UserError

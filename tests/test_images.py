@@ -84,7 +84,7 @@ def test_the_trainer_image_is_for_tpus_and_runs_any_command():
     assert "--model_dir" in shown.stdout
     text = (ROOT / "docker/Dockerfile.trainer").read_text()
     modules = re.findall(r"IMAGE (\S+) --", text)
-    assert modules == ["trainer.pretrain", "trainer.plan"]
+    assert modules == ["trainer.pretrain", "trainer.annexes.planning.plan"]
 
 
 def test_the_image_of_workers_has_the_beam_of_the_constraints():

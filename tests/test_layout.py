@@ -5,9 +5,11 @@ import functools
 import graphlib
 import json
 import pathlib
+import re
 import resource
 import sys
 
+from tasks import annexes
 from tests.support.processes import completed
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -93,6 +95,73 @@ def import_graph() -> dict[str, set[str]]:
                  for name, member in imports(path)}  # fmt: skip
         graph[module] = found & set(paths) - {module}
     return graph
+
+
+def is_annex(module: str) -> bool:
+    return module.split(".")[1:2] == ["annexes"] and module.count(".") > 1
+
+
+def named_modules(path: pathlib.Path) -> set[str]:
+    """Returns the modules of ours that a file's strings name, such as "package.module:function"."""
+    strings = {
+        node.value.partition(":")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return {each for each in strings if each.split(".")[0] in PACKAGES and "." in each}
+
+
+def test_the_core_names_no_annex():
+    for module, imported in import_graph().items():
+        path = path_of(module)
+        if module.startswith("experiments") or is_annex(module):
+            continue
+        named = {each for each in imported | named_modules(path) if is_annex(each)}
+        assert not named, f"{module} names {', '.join(sorted(named))}"
+
+
+def test_the_core_names_no_command_of_an_annex():
+    commands = "|".join(
+        command.replace("_", "[-_]")
+        for slot in annexes.slots()
+        if slot.startswith("commands.")
+        for command in annexes.entries(slot)
+    )
+    for path in modules():
+        module = path.relative_to(ROOT).parts
+        if module[0] != "experiments" and "annexes" not in module[1:2]:
+            found = re.search(rf"\bpalimpsest ({commands})\b", path.read_text())
+            assert not found, f"{path}: {found[0]}"
+
+
+def test_each_entry_of_an_annex_exists():
+    names = [annex.name for annex in annexes.annexes()]
+    assert len(names) == len({*names})
+    for annex in annexes.annexes():
+        assert annex.title, annex.package
+        for entries in annex.slots.values():
+            for reference in entries.values():
+                if re.fullmatch(r"[\w.:]+", reference):
+                    module, _, attribute = reference.partition(":")
+                    tree = ast.parse(path_of(module).read_text())
+                    assert not attribute or attribute in defined(tree), reference
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Returns the names that a module defines."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return found
+
+
+def path_of(module: str) -> pathlib.Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def test_no_module_is_in_a_circle():

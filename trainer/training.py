@@ -4,6 +4,7 @@ import queue
 import shlex
 import threading
 
+from tasks import annexes
 from tasks.storage import files, retries
 from tasks.terminal.programs import program
 from trainer.config import Config, fields
@@ -11,8 +12,7 @@ from trainer.config import Config, fields
 # Remedies for a run that does not fit in memory, gentlest first.
 _LESS_MEMORY = (
     "set --microbatches to divide the batch into parts with the same result, --model.remat=full to "
-    "compute activations twice, a smaller --batch_size or another --preset; trainer.plan says "
-    "what fits a device"
+    "compute activations twice, a smaller --batch_size or another --preset"
 )
 
 # Commands that run a trained model, by architecture.
@@ -42,7 +42,8 @@ def _run(config: Config, origins: dict[str, str]) -> int:
     from trainer.setup import prepare
 
     determinism.set_flags(config.deterministic)
-    with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
+    advice = _LESS_MEMORY + annexes.advice("memory")
+    with processes.joined(config.processes), hardware.enough_memory(advice):
         with activity.doing(activity.STARTING, "opening the data"):
             run = prepare(config, origins, training=True)
             hardware.keep_freed_memory()

@@ -125,7 +125,8 @@ class Options:
     )
     exclude: str | None = field(
         None,
-        "exclude lists of pipeline.dedup, or text files with one id per line, separated by commas: "
+        "exclude lists of a search for duplicates, or text files with one id per line, separated "
+        "by commas: "
         "their documents are left out. In an existing cache, only the shards that hold them are "
         "rewritten. A list stays in force for every later build of the cache",
         joined=",",

@@ -81,7 +81,7 @@ def _check_units(
     if any(set(of_documents) - set(each) for each in known) or (earlier and late):
         raise UserError(
             f"{folder}: a list of duplicate paragraphs may keep one in a document that a list of "
-            "duplicate documents leaves out: make it with pipeline.dedup --unit=paragraph "
+            "duplicate documents leaves out: make it with --unit=paragraph "
             "--exclude=LIST_OF_DOCUMENTS"
         )
 
@@ -216,7 +216,7 @@ def left_out(
 def _missed(
     plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
 ) -> Iterator[str]:
-    """Yields a line if lists of pipeline.dedup name documents that the corpus does not have."""
+    """Yields a line if lists of duplicates name documents that the corpus does not have."""
     of_dedup = [each for each in new if each.lines is None and not each.again]
     if not of_dedup or any(each.record not in (plan.exclude or ()) for each in of_dedup):
         return

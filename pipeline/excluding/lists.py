@@ -162,7 +162,7 @@ class ExcludeList:
             raise
         except Exception as error:  # Arrow and JSON raise many kinds of errors for damage
             raise UserError(
-                f"{self._name} is not an exclude list, or is damaged: make one with pipeline.dedup "
+                f"{self._name} is not an exclude list, or is damaged: search again "
                 "or give a text file with one id per line"
             ) from error
         if version not in FORMATS:
@@ -189,7 +189,7 @@ class ExcludeList:
         if not sound:
             raise UserError(
                 f"{self._name} is damaged: its entries are not those that were written; restore "
-                "it, or make it again with pipeline.dedup"
+                "it, or make it again"
             )
 
     def __len__(self) -> int:

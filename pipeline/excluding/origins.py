@@ -2,7 +2,7 @@
 
 A document's default id, "file:row", begins below the fixed folder of a pattern, so one document has
 several ids: "ro/a.parquet:7" under data/*/*.parquet, "a.parquet:7" under data/ro/*.parquet. A list
-of `pipeline.dedup` therefore names its files, and a file is the same if it lies at the same path,
+of duplicates therefore names its files, and a file is the same if it lies at the same path,
 or has the same content and the most similar path.
 """
 

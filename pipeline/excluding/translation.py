@@ -1,6 +1,6 @@
 """Lists as a corpus sees them: with its own ids, and only what they say of its documents.
 
-A list of `pipeline.dedup` knows its files (`pipeline.excluding.origins`). In another corpus that
+A list of duplicates knows its files (`pipeline.excluding.origins`). In another corpus that
 has them, its entries get the ids that their documents have there. A line "path:row" of a text file
 of ids names the document whose file's path ends so, whatever pattern finds it. Lists that fit as
 they are remain byte for byte the same.
@@ -62,13 +62,13 @@ def translated(
 
 
 def _as_it_is(each: Given, targets: Mapping[str, Target]) -> dict[str, Given]:
-    """Returns a list without files; refuses one of pipeline.dedup that is from other files."""
+    """Returns a list without files; refuses one of duplicates in other files."""
     wanted = each.header.get("files", "")
     for target in targets.values():
         known = wanted in ("", origins.digest(target.record)) or each.record in target.in_force
         if not (known or each.again) and sum(each.header["counts"].values()):
             raise UserError(
-                f"--exclude={each.named}: pipeline.dedup of version 0.2.0 made this list from "
+                f"--exclude={each.named}: a search of version 0.2.0 made this list from "
                 f"other files than {target.origin.corpus}, those of {each.header.get('corpus')}: "
                 "make it again"
             )

@@ -371,3 +371,16 @@ def _token(token: Token, text: str) -> str:
     place = f" data-w={token.place}" if token.place >= 0 else ""
     attributes = f"data-p={html_page.attribute(token.piece)} data-i={token.id}{place}{note}"
     return f"<i {attributes}>{html_page.text(text)}</i>"
+
+
+def row(sample: Sample, ids: TokenIds) -> dict[str, str]:
+    """Returns an example as a row of a table: its title, documents and texts with sentinels."""
+    sides = {"text": sample.tokens}
+    if sample.trace:
+        sides |= {"inputs": sample.trace.inputs.tokens_L} if sample.trace.inputs else {}
+        sides |= {"targets": sample.trace.targets.tokens_L}
+    return {
+        "example": sample.title,
+        "documents": ", ".join(part.id for part in sample.parts),
+        **{side: decode.spelled(tokens.tolist(), ids) for side, tokens in sides.items()},
+    }

@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from tasks import annexes
+
 _short: Mapping[str, str] = {}
 
 
@@ -20,6 +22,16 @@ def named(short: Mapping[str, str]) -> Iterator[None]:
 def program(module: str) -> str:
     """Returns the words before a command's flags, as the user's own command began.
 
-    That is `palimpsest build`, or else `python -m pipeline.build`.
+    That is `palimpsest build`, or else `python -m pipeline.build`. Commands of annexes have only
+    the former.
     """
-    return _short.get(module) or f"python -m {module}"
+    return _short.get(module) or _annexed().get(module) or f"python -m {module}"
+
+
+def _annexed() -> dict[str, str]:
+    return {
+        module: f"palimpsest {name}"
+        for slot in annexes.slots()
+        if slot.startswith("commands.")
+        for name, module in annexes.entries(slot).items()
+    }

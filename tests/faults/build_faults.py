@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from pipeline.deduplication.plan import LIST
+from pipeline.annexes.deduplication.plan import LIST
 from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
@@ -341,7 +341,11 @@ def _start_search(trial: Trial, workers: int) -> Command:
     lab = trial.lab
     spec = corpora.spec(lab.flags.format, str(trial.corpus)) + lab.sides
     module = [
-        *("pipeline.dedup", f"--output={trial.folder / 'search'}", "--rows=4"),
+        *(
+            "pipeline.annexes.deduplication.dedup",
+            f"--output={trial.folder / 'search'}",
+            "--rows=4",
+        ),
         *(f"--shard_bytes={lab.flags.shard_bytes}", f"--corpus={spec.rstrip('?&')}"),
     ]
     return trial.launch(workers, Command("a search", module, trial.log))

@@ -12,8 +12,8 @@ import shutil
 import signal
 import time
 
-from palimpsest.recipes import lock, records
-from palimpsest.recipes import recipe as recipes
+from palimpsest.annexes.recipes import lock, records
+from palimpsest.annexes.recipes import recipe as recipes
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError

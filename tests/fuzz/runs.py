@@ -24,8 +24,16 @@ _SIGNALS = (signal.SIGKILL,) * 4 + (signal.SIGTERM,) * 3 + (signal.SIGINT,) * 2
 _ENDS = (130, 75)  # Ctrl-C, and a preemption once the state is saved
 _MODULES = (
     *("trainer.pretrain", "trainer.training", "trainer.loop", "trainer.setup", "trainer.evaluate"),
-    *("trainer.checkpoints.checkpoint", "trainer.comparing.verdict", "trainer.comparing.words"),
-    *("trainer.comparing.explanation", "trainer.reporting.metrics", "tests.faults.comparing"),
+    *(
+        "trainer.checkpoints.checkpoint",
+        "trainer.annexes.comparing.verdict",
+        "trainer.annexes.comparing.words",
+    ),
+    *(
+        "trainer.annexes.comparing.explanation",
+        "trainer.reporting.metrics",
+        "tests.faults.comparing",
+    ),
     *("trainer.data.cached", "trainer.engine.program", "trainer.optim.muon", "tensorstore"),
     *("trainer.export", "trainer.evaluating.evaluation", "orbax.checkpoint", "optax", "flax.linen"),
 )
@@ -185,7 +193,7 @@ class Trial:
         self.said.append(self._command().call(self._check_batches))
         if self.random.random() < 0.5:
             folders = [str(self._folder / name) for name in "ab"]
-            self._command().succeed("trainer.compare", [*folders, "--batches=-1"])
+            self._command().succeed("trainer.annexes.comparing.compare", [*folders, "--batches=-1"])
             self.said.append("compared")
         if self.random.random() < 0.25:
             self._start_from()
@@ -264,7 +272,7 @@ class Trial:
 
     def _check_batches(self) -> str:
         """Compares windows of all batches with the cache's; returns what was checked, in words."""
-        from trainer.comparing.explanation import Explanation
+        from trainer.annexes.comparing.explanation import Explanation
         from trainer.config import load_config
         from trainer.setup import prepare
 

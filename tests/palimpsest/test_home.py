@@ -181,12 +181,17 @@ def test_a_wheel_has_what_is_no_python(tmp_path):
     data = [*ROOT.glob("tasks/pages/*.*"), *ROOT.glob("tasks/reading/files/*")]
     files = {str(path.relative_to(ROOT)): path for path in data}
     assert "tasks/reading/files/python_docs.jsonl.gz" in files
-    files |= {f"palimpsest/recipes/files/{path.name}": path for path in ROOT.glob("recipes/*.toml")}
+    files |= {
+        f"palimpsest/annexes/recipes/files/{path.name}": path
+        for path in ROOT.glob("recipes/*.toml")
+    }
     with zipfile.ZipFile(wheel) as archive:
         for name, path in {"palimpsest_home.py": ROOT / "palimpsest_home.py", **files}.items():
             assert archive.read(name) == path.read_bytes()
         names = archive.namelist()
-    assert {name for name in names if name.startswith("palimpsest/recipes/files")} <= {*files}
+    assert {name for name in names if name.startswith("palimpsest/annexes/recipes/files")} <= {
+        *files
+    }
     assert not [name for name in names if name.endswith(".pth")]
     licences = [name.rpartition("/")[2] for name in names if ".dist-info/licenses/" in name]
     assert sorted(licences) == ["LICENSE", "python_docs.LICENSE.txt"]

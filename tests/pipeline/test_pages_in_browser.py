@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from pipeline import inspect, report
+from pipeline import inspect
+from pipeline.annexes.report import report
 from tests.support.browser import opened
 
 pytestmark = pytest.mark.browser

@@ -8,4 +8,4 @@ python -m pipeline.build --task=ul2 --name=code --corpus='json:code.jsonl.gz?col
     --vocabulary=vocabulary --cache_dir=cache
 python -m trainer.pretrain --preset=t5_1_1_tiny --task=books_ul2=0.7,code_ul2=0.3 \
     --cache_dir=cache --model_dir=model --batch_size=10 --train_steps=2 --evaluation.every_steps=0
-python -m trainer.explain --model_dir=model --step=1 --row=3
+palimpsest explain --model_dir=model --step=1 --row=3

@@ -134,7 +134,12 @@ def test_a_run_in_a_bucket_follows_a_build_there(finished, pair):
 
 @pytest.mark.slow
 def test_a_followed_run_is_explained_and_evaluated(finished):
-    shown = command("trainer.explain", f"--model_dir={finished.run.folder}", "--step=1", "--row=0")
+    shown = command(
+        "trainer.annexes.comparing.explain",
+        f"--model_dir={finished.run.folder}",
+        "--step=1",
+        "--row=0",
+    )
     assert shown.returncode == 0, shown.stderr
     shown = command("trainer.evaluate", f"--model_dir={finished.run.folder}")
     assert shown.returncode == 0, shown.stderr

@@ -100,12 +100,12 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
             run(gcs, "pipeline.build", f"--corpus=text:{corpus}/*.txt?split=train", *build)
             run(gcs, "pipeline.verify", f"--cache={at}/cache/{TASK}")
             report = f"--output={tmp_path}/report.html"
-            run(gcs, "pipeline.report", f"--cache={at}/cache/{TASK}", report)
+            run(gcs, "pipeline.annexes.report.report", f"--cache={at}/cache/{TASK}", report)
             run(gcs, "pipeline.inspect", f"--cache={at}/cache/{TASK}", "--index=3")
             run(gcs, "trainer.pretrain", *flags(f"{at}/cache", f"{at}/model"))
             run(gcs, "trainer.evaluate", f"--model_dir={at}/model", "--checkpoints=all")
             run(gcs, "trainer.report", f"--model_dir={at}/model")
-            run(gcs, "trainer.explain", f"--model_dir={at}/model", "--step=1")
+            run(gcs, "trainer.annexes.comparing.explain", f"--model_dir={at}/model", "--step=1")
     assert sum(count for fault, count in gcs.counts().items() if fault) > 4
     here, there = tmp_path / "here", gcs.store.fetch("there", tmp_path)
     boards = {path.parent.name for path in there.glob("model/tensorboard/*/events.*")}

@@ -10,10 +10,10 @@ from tests.support.runs import TINY, curve, flags_of, metadata, state
 from tests.support.trees import assert_close, assert_equal, same
 from tests.support.words import changed
 from tests.trainer.conftest import assert_one_line, ended
-from trainer import explain, loop, pretrain
-from trainer.comparing import verdict
-from trainer.comparing.document_steps import Sightings
-from trainer.comparing.explanation import Explanation
+from trainer import loop, pretrain
+from trainer.annexes.comparing import explain, verdict
+from trainer.annexes.comparing.document_steps import Sightings
+from trainer.annexes.comparing.explanation import Explanation
 from trainer.config import load_config
 from trainer.setup import prepare
 

@@ -22,7 +22,8 @@ from tests.support.processes import completed
 from tests.support.runs import TASK, command, curve, done, run, start, state
 from tests.support.trees import assert_equal
 from tests.trainer.conftest import assert_one_line, ended
-from trainer import evaluate, explain, export, generate
+from trainer import evaluate, export, generate
+from trainer.annexes.comparing import explain
 from trainer.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.processes  # whole runs

@@ -144,8 +144,6 @@ MISTAKES = [
     ("pipeline.build", [*BUILD, TEXT, "--cache_dir=/proc/z"], "/proc/z/mine_ul2: no folder can"),
     ("pipeline.build", [*BUILD, TEXT, "--cache_dir={new}{long}"], "choose a shorter one"),
     ("vocab.train", [TEXT, "--output=/proc/z"], "/proc/z: no folder can be made here"),
-    ("pipeline.report", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
-    ("pipeline.report", ["--cache={cache}", "--output={new}/z.html"], "there is no folder"),
     ("pipeline.inspect", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
     ("pipeline.inspect", ["--cache={cache}", "--output={new}{long}"], "choose a shorter one"),
     # Its outputs.

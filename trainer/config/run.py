@@ -290,7 +290,7 @@ class Config:
     compiler_options: tuple[str, ...] = field(
         (),
         "options of XLA's compiler for the run's programs, NAME=VALUE, such as "
-        "xla_tpu_scoped_vmem_limit_kib=65536 (trainer.plan --search tries some)",
+        "xla_tpu_scoped_vmem_limit_kib=65536 (docs/tpu.md)",
         rule=_OPTIONS,
         changes="rounding",
     )

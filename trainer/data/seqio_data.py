@@ -32,7 +32,7 @@ from trainer.observing import activity
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
     "a shuffle buffer, a restart reads from the beginning and skips the batches already used, and "
-    "trainer.explain cannot name documents"
+    "nothing can name documents"
 )
 
 

@@ -23,7 +23,7 @@ FLAXFORMER = (
 _EVALUATE = "evaluate a run with python -m trainer.evaluate"
 _EXPORT = "export a run with python -m trainer.export"
 _INFER = f"generate text with python -m trainer.generate --model_dir=DIR, or {_EXPORT}"
-_PRECOMPILE = "compile a run ahead of time with python -m trainer.plan --topology=NAME"
+_PRECOMPILE = "compile a run ahead of time with palimpsest plan --topology=NAME"
 # T5X's commands other than training, and base names of their files -> our commands.
 COMMANDS = {
     "evaluate": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",

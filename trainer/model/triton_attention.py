@@ -201,7 +201,7 @@ def _call(
 
 
 def _cost(plan: Plan, kind: str, operands: Operands, results: list[Any]) -> pl.CostEstimate:
-    """Returns what a kernel does; no compiler reads it, but `trainer.plan` does."""
+    """Returns what a kernel does; no compiler reads it, but plans of runs do."""
     batch, dtype = len(operands.q_BLJ), operands.q_BLJ.dtype
     pairs = batch * plan.num_heads * plan.length * plan.source_length
     if plan.predicate.skips:

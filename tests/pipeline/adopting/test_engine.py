@@ -8,7 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import adopt, inspect, report, verify
+from pipeline import adopt, inspect, verify
+from pipeline.annexes.report import report
 from pipeline.building import lifecycle
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows

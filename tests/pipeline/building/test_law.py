@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from pipeline.report import main as report
+from pipeline.annexes.report.report import main as report
 from pipeline.tokenizer import tokenize
 from pipeline.verify import main as verify
 from tasks import vocabulary

@@ -7,8 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline import dedup, inspect, report
+from pipeline import inspect
 from pipeline import verify as command
+from pipeline.annexes.deduplication import dedup
+from pipeline.annexes.report import report
 from pipeline.build import main as build
 from pipeline.building import write
 from pipeline.verification.cache import verify

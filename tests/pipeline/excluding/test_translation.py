@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import dedup, verify
+from pipeline import verify
+from pipeline.annexes.deduplication import dedup
 from pipeline.build import main
 from pipeline.excluding import lists, origins
 from pipeline.excluding.lists import ExcludeList

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from pyarrow import parquet
 
+from pipeline.annexes.report.report import main as report
 from pipeline.build import main
-from pipeline.report import main as report
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError

@@ -72,7 +72,9 @@ def test_a_search_and_a_mistake_in_a_worker(corpus, cluster, vocabulary, tmp_pat
 
     for name, flags in (("here", ()), ("there", cluster.flags)):
         output = f"--output={tmp_path / name}"
-        code, _, err = run("pipeline.dedup", f"--corpus={corpus}", output, *flags)
+        code, _, err = run(
+            "pipeline.annexes.deduplication.dedup", f"--corpus={corpus}", output, *flags
+        )
         assert code == 0, err
     lists = [(tmp_path / name / "exclude.arrow").read_bytes() for name in ("here", "there")]
     assert lists[0] == lists[1]

@@ -37,7 +37,7 @@ def known(module):
         ("pipeline.build", "num_workers", "--workers?"),
         ("pipeline.build", "column", "?column=NAME"),
         ("pipeline.build", "output", "--cache_dir?"),
-        ("pipeline.dedup", "threshold", "--min_similarity?"),
+        ("pipeline.annexes.deduplication.dedup", "threshold", "--min_similarity?"),
         ("vocab.train", "input", "--corpus?"),
         ("vocab.train", "model_prefix", "--output?"),
         ("vocab.train", "max_sentence_length", "whole corpus"),
@@ -47,7 +47,7 @@ def known(module):
         ("pipeline.verify", "cache_dir", "--cache?"),
         ("trainer.pretrain", "lengths", "(it is a group: --lengths.inputs, --lengths.targets)"),
         ("trainer.pretrain", "optimizer", "--optimizer.warmup_steps, …)"),
-        ("trainer.compare", "model_dir", "RUN_A RUN_B"),
+        ("trainer.annexes.comparing.compare", "model_dir", "RUN_A RUN_B"),
     ],
 )
 def test_the_habit_gets_its_answer(module, word, advice):
@@ -68,9 +68,9 @@ def test_every_flag_that_is_named_exists():
     [
         ("pipeline.verify", "cache", ""),
         ("pipeline.inspect", "cache", ""),
-        ("pipeline.report", "cache", ""),
+        ("pipeline.annexes.report.report", "cache", ""),
         ("trainer.evaluate", "model_dir", "steps"),
-        ("trainer.explain", "model_dir", "step"),
+        ("trainer.annexes.comparing.explain", "model_dir", "step"),
         ("trainer.export", "model_dir", "step"),
         ("trainer.export_t5x", "model_dir", "step"),
         ("trainer.generate", "", "step"),

@@ -13,7 +13,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.runs import flags_of
 from tests.support.words import changed
-from trainer.comparing import settings
+from trainer.annexes.comparing import settings
 from trainer.config import (
     CONFIG_FILE,
     config_changes,

@@ -318,7 +318,7 @@ def test_what_lengths_that_change_exclude_is_refused(text_cache):
 
 
 def test_the_largest_batch_is_planned(text_cache):
-    from trainer.planning.planned_run import subject
+    from trainer.annexes.planning.planned_run import subject
 
     flags = ["--batch_schedule=3: 24; 1K: 12", "--train_tokens=4K"]
     for cache in (str(text_cache), ""):

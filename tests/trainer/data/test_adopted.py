@@ -130,7 +130,9 @@ def test_losses_equal_ours_after_a_kill(folders, tmp_path, task):
     ours = training_metrics(tmp_path / "ours")
     assert list(ours) == list(range(1, 15))
     assert training_metrics(tmp_path / "theirs") == ours
-    explain = runs.command("trainer.explain", f"--model_dir={tmp_path}/theirs", "--step=2")
+    explain = runs.command(
+        "trainer.annexes.comparing.explain", f"--model_dir={tmp_path}/theirs", "--step=2"
+    )
     shown = runs.done(explain).stdout
     assert f"{task}, epoch 0" in shown
     assert "train.tfrecord-0000" in shown

@@ -237,7 +237,9 @@ def test_a_run_resumes_exactly_and_is_explained(caches, tmp_path, case):
     whole = curve(tmp_path / "whole")
     last = [line for line in curve(tmp_path / "stopped") if line["step"] > 2]
     assert last == [line for line in whole if line["step"] > 2]
-    explain = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2")
+    explain = command(
+        "trainer.annexes.comparing.explain", f"--model_dir={tmp_path}/whole", "--step=2"
+    )
     rows = done(explain).stdout
     assert {re.match(r"row (\d+)", line)[1] for line in rows.splitlines()} == {*"0123"}
     assert re.search(says, rows + done([*explain, "--row=1"]).stdout)

@@ -21,6 +21,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from tests.support import runs, window_caches
 from tests.support.trees import assert_close
+from trainer.annexes.planning.planned_run import Subject
 from trainer.config import Config, DataConfig, LossConfig
 from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
@@ -30,7 +31,6 @@ from trainer.engine.loss import decoder_loss
 from trainer.evaluating import whole_splits
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
-from trainer.planning.planned_run import Subject
 
 IDS = TokenIds(600, 100)
 # Objective -> (preset, lengths).

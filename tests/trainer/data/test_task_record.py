@@ -12,8 +12,8 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, UNK_ID
+from trainer.annexes.comparing.explanation import Explanation
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.comparing.explanation import Explanation
 from trainer.config import load_record, save_config
 from trainer.config.from_flags import build_config
 from trainer.data import task_record

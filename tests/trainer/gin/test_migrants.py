@@ -159,7 +159,7 @@ def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
             "from t5x import export_lib\nexport_lib.save.model_name = 'x'",
             "python -m trainer.export",
         ),
-        ("include 't5x/configs/runs/precompile.gin'", "python -m trainer.plan"),
+        ("include 't5x/configs/runs/precompile.gin'", "palimpsest plan"),
         ("include 'perplexity_eval.gin'", "--steps=all --split=validation"),
         ("import __main__ as s\ns.evaluate.output_dir = 'x'", "python -m trainer.evaluate"),
         ("import __main__ as s\ns.infer.mode = 'predict'", "python -m trainer.export"),

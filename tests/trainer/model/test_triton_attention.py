@@ -100,7 +100,7 @@ def compile_for(topology):
     """Compiles forward and backward pass of COMPILED, and checks that they need no scratch."""
     from jax.sharding import SingleDeviceSharding
 
-    from trainer.plan import target_of
+    from trainer.annexes.planning.plan import target_of
 
     sharding = SingleDeviceSharding(target_of(topology).devices[0])
 

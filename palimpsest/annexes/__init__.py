@@ -1,0 +1,1 @@
+"""Annexes: see tasks/annexes.py."""

@@ -1,0 +1,120 @@
+"""Annexes: folders that extend the core and can be deleted.
+
+An annex is a folder PACKAGE/annexes/NAME of ours, or a package of another distribution that has an
+entry point in the group "palimpsest.annexes". Its file annex.toml says what it adds to which slot:
+
+    title = "Plans of runs: memory, time and price before anything runs"
+
+    [commands.training]
+    plan = ".plan"
+
+A slot is a table of names. A value is a module or "module:attribute"; a leading dot stands for the
+annex's own package. Nothing of an annex is imported until a name of it is used. The core reads its
+slots here and names no annex.
+"""
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import pathlib
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+FILE = "annex.toml"
+# The packages with a folder `annexes`.
+_PACKAGES = ("tasks", "vocab", "pipeline", "trainer", "palimpsest")
+_GROUP = "palimpsest.annexes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Annex:
+    """An annex: its package, such as trainer.annexes.planning, and what its file says."""
+
+    package: str
+    folder: pathlib.Path
+    title: str
+    slots: Mapping[str, Mapping[str, str]]  # slot -> name -> reference
+
+    @property
+    def name(self) -> str:
+        return self.package.rpartition(".")[2]
+
+
+@functools.cache
+def annexes() -> tuple[Annex, ...]:
+    """Returns all annexes, ours first, sorted by package."""
+    root = pathlib.Path(__file__).parents[1]
+    ours = [
+        _annex(".".join(file.parent.relative_to(root).parts), file)
+        for package in _PACKAGES
+        for file in sorted(root.glob(f"{package}/annexes/*/{FILE}"))
+    ]
+    return (*ours, *_installed())
+
+
+def _installed() -> Iterator[Annex]:
+    for each in sorted(entry_points(group=_GROUP), key=lambda each: each.value):
+        spec = importlib.util.find_spec(each.value)  # imports the packages above it, if any
+        for folder in spec.submodule_search_locations or () if spec else ():
+            yield _annex(each.value, pathlib.Path(folder) / FILE)
+
+
+def _annex(package: str, file: pathlib.Path) -> Annex:
+    value = tomllib.loads(file.read_text("utf-8"))
+    title = value.pop("title")
+    return Annex(package, file.parent, title, dict(_slots("", value, package)))
+
+
+def _slots(path: str, table: Mapping[str, Any], package: str) -> Iterator[tuple[str, dict]]:
+    """Yields (slot, name -> reference): slots may be nested, such as commands.training."""
+    own = {}
+    for name, value in table.items():
+        if isinstance(value, str):
+            own[name] = package + value if value.startswith(".") else value
+        else:
+            yield from _slots(f"{path}.{name}" if path else name, value, package)
+    if own:
+        yield path, own
+
+
+@functools.cache
+def slots() -> tuple[str, ...]:
+    """Returns the names of all slots that annexes fill, sorted."""
+    return tuple(sorted({slot for annex in annexes() for slot in annex.slots}))
+
+
+@functools.cache
+def entries(slot: str) -> Mapping[str, str]:
+    """Returns name -> reference of a slot, from all annexes; names are taken once."""
+    found: dict[str, str] = {}
+    for annex in annexes():
+        for name, reference in annex.slots.get(slot, {}).items():
+            if found.setdefault(name, reference) != reference:
+                raise ValueError(f"{slot} {name}: both {found[name]} and {reference}")
+    return found
+
+
+def load(reference: str) -> Any:
+    """Imports and returns what a reference "module" or "module:attribute" names."""
+    module, _, attribute = reference.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def get(slot: str, name: str) -> Any:
+    """Imports and returns the entry of a slot; None if no annex has it."""
+    reference = entries(slot).get(name)
+    return None if reference is None else load(reference)
+
+
+def every(slot: str) -> list[Any]:
+    """Imports and returns all entries of a slot."""
+    return [load(reference) for reference in entries(slot).values()]
+
+
+def advice(subject: str) -> str:
+    """Returns what annexes can do about a problem, as text that follows a sentence, or ""."""
+    return "".join(f"; {text}" for text in entries(f"advice.{subject}").values())

@@ -1,0 +1,101 @@
+"""benchmarks.tpu_step: a line through two depths, the table, flags, and real compilations."""
+
+import importlib.util
+import json
+import os
+import sys
+
+import pytest
+
+from benchmarks import tpu_step
+from benchmarks.tpu_step import Estimate, extrapolated, markdown
+from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
+from trainer.annexes.planning import parts
+
+
+def of_layers(layers):
+    """Returns an estimate with a fixed part and one for each layer."""
+    seconds = {parts.ATTENTION: 0.002 * layers, parts.LOGITS: 0.003, parts.REST: 0.001 / layers}
+    return Estimate(seconds, {"parameters": 100 + 10 * layers}, compile_seconds=layers)
+
+
+def test_depths_continue_each_part_in_a_line():
+    found = extrapolated(of_layers(2), of_layers(4), (2, 4), 12)
+    assert found.seconds[parts.ATTENTION] == pytest.approx(0.024)
+    assert found.seconds[parts.LOGITS] == pytest.approx(0.003)
+    assert found.seconds[parts.REST] == 0  # the line is below zero
+    assert found.bytes == {"parameters": pytest.approx(220)}
+    assert found.depths == (2, 4)
+    assert found.compile_seconds == 6
+    shallow = Estimate({parts.REST: 1.0}, {})
+    deep = Estimate({parts.COLLECTIVES: 2.0, parts.REST: 1.0}, {"program": 5})
+    found = extrapolated(shallow, deep, (1, 2), 4)
+    assert found.seconds == {parts.REST: 1.0, parts.COLLECTIVES: 6.0}
+    assert found.bytes == {"program": 15}
+    found = extrapolated(of_layers(1), Estimate({}, {}, refused="too large"), (1, 2), 8)
+    assert found.refused == "too large"
+
+
+def test_the_table_has_a_row_for_each_step():
+    scanned = Estimate({parts.ATTENTION: 0.1}, {"parameters": 2e9}, 0.12)
+    deep = Estimate({parts.ATTENTION: 0.15}, {"parameters": 3e9}, 0.2)
+    deeper = extrapolated(scanned, deep, (1, 2), 4)
+    text = markdown(
+        {
+            "scanned": scanned,
+            "unrolled": deeper,
+            "refused": Estimate({}, {}, refused="out of | memory"),
+        },
+        least=0.05,
+        lowest=0.08,
+        memory=4 * 10**9,
+    )
+    header, line, *rows = [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()
+    ]
+    assert header[:6] == ["step", "ms", "of floor", "XLA's estimate", "MFU", "HBM, GB"]
+    assert header[6:] == list(parts.PARTS)
+    assert {len(row) for row in (line, *rows)} == {len(header)}
+    assert rows[0][:7] == ["scanned", "100.0", "1.25", "120.0", "50.0%", "2.00", "100.0"]
+    assert rows[1][0] == "unrolled, from 1 and 2 layers"
+    # 120 and 200 ms of 1 and 2 layers, by XLA's estimates.
+    assert rows[1][1:6] == ["250.0", "3.12", "360.0", "20.0%", "5.00, does not fit"]
+    assert rows[3][:3] == ["floor", "80.0", "1.00"]
+    assert rows[2][:2] == ["refused", "out of / memory"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--steps=fast"], "unknown step fast; the steps are scanned"),
+        (["--depths=2"], "two numbers"),
+        (["--depths=4,2"], "must rise"),
+        (["--depths=1,9"], "between 1 and 8"),
+        (["--depths=1,2", "--model.num_decoder_layers=2"], "the same number of layers"),
+        (["--topology=v9:2x2"], "is unknown; it must be GENERATION:SHAPE"),
+    ],
+)
+def test_a_wrong_flag_is_named(flags, message):
+    with pytest.raises(UserError, match=message):
+        tpu_step.main(flags)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_steps_are_compiled_for_a_slice():
+    command = [sys.executable, "-m", "benchmarks.tpu_step", "--preset=t5_1_1_mini", "--json"]
+    made = completed(
+        [*command, "--batch_size=8", "--inputs=128", "--targets=128", "--depths=1,2"],
+        env={key: os.environ[key] for key in os.environ if not key.startswith(("JAX_", "XLA_"))},
+    )
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout)
+    assert [*found] == ["scanned", "unrolled"]
+    for each in found.values():
+        assert each["step_seconds"] > 0
+        assert 0 < each["mfu"] < 1
+        assert 0 < each["floor_seconds"] < each["step_seconds"]
+        assert each["bytes"]["parameters"] > 0
+        assert each["seconds"][parts.ATTENTION] > 0
+        assert each["seconds"][parts.REST] < each["step_seconds"] / 2

@@ -1,0 +1,173 @@
+"""The documents and text behind one batch of a run, and the examples made from them."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from tasks.cache.lineage import Lineage, Part
+from tasks.cache.windows import Place
+from tasks.inspection import show
+from tasks.inspection.trace import trace
+from tasks.objectives.objective import Slots
+from tasks.objectives.packing import InSlot
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import as_flag
+from tasks.vocabulary import TokenIds
+from trainer.annexes.comparing.document_steps import prepared
+from trainer.checkpoints import metadata
+from trainer.config import load_record
+from trainer.config.skips import described
+from trainer.data import task_record
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The origin of an example in a batch: epoch (from 0) and window of its task.
+
+    `key` seeds the noise, `places` locate the window in the cache's shards, and `slot` says how it
+    became an example of a packed row.
+    """
+
+    task: str
+    epoch: int
+    window: int
+    key: np.uint64
+    places: tuple[Place, ...]
+    parts: tuple[Part, ...]
+    slot: Slots | None = None
+
+
+class Explanation:
+    """The batch of a run's step (from 1); `cache_dir` is its caches' folder, if moved.
+
+    `skipped` says which batches `--data.skip` left out before; "" if none.
+    """
+
+    def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
+        config, origins = metadata.load_config(model_dir)
+        if not 1 <= step <= config.train_steps:
+            raise UserError(
+                f"--step={step}: the run in {model_dir} has steps 1 to {config.train_steps}"
+            )
+        if config.branch and step <= config.branch[1]:
+            raise UserError(
+                f"--step={step}: {model_dir} branched from {config.branch[0]} after update "
+                f"{config.branch[1]}: give --model_dir={config.branch[0]}"
+            )
+        skips = config.data.skips
+        read = skips.batch(step)
+        self.skipped = ""
+        if left_out := skips.up_to(read):
+            self.skipped = (
+                f"step {step:,} reads batch {read:,}; skipped by "
+                f"--data.skip={as_flag(config.data.skip)}: {described(left_out)}"
+            )
+        _, self._data = prepared(config, origins, cache_dir)
+        differences = task_record.changes(load_record(model_dir), self._data.record, read)
+        if differences:
+            raise UserError(
+                f"{model_dir} was trained on different examples ({'; '.join(differences)}): use "
+                "the task module, caches and version of this project that it was trained with"
+            )
+        fingerprints = metadata.newest(model_dir)[1].get("cache_fingerprints", {})
+        for task in self._data.tasks:
+            own = task.manifest.plan.fingerprint
+            if fingerprints.get(task.task.name, own) != own:
+                raise UserError(
+                    f"{task.cache} has changed since {model_dir} was trained on it, perhaps by "
+                    "a takedown: set --cache_dir to an earlier copy, or use --document, which "
+                    "still works"
+                )
+        self.step = step
+        # Update k uses batch k - 1.
+        batches = self._data.batches()
+        self._sources = batches.sources(step - 1)
+        rows_E, self._places, self._members = batches.examples(step - 1)
+        # Row -> indices of its examples.
+        starts = np.searchsorted(rows_E, np.arange(batches.rows(step - 1) + 1))
+        self._examples = [range(*pair) for pair in itertools.pairwise(starts.tolist())]
+        self._lineages: dict[int, Lineage] = {}
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def examples(self, row: int) -> int:
+        """Returns the number of examples of a row; raises UserError if there is no such row."""
+        if not 0 <= row < len(self):
+            raise UserError(f"--row={row}: the batch has rows 0 to {len(self) - 1}")
+        return len(self._examples[row])
+
+    def examples_of(self, row: int | None) -> list[tuple[int, int]]:
+        """Returns (row, number) of the examples of a row, or of all rows; see `examples`."""
+        rows = range(len(self)) if row is None else [row]
+        return [(each, number) for each in rows for number in range(self.examples(each))]
+
+    @property
+    def ids(self) -> TokenIds:
+        """The vocabulary's ids."""
+        return self._data.tasks[0].ids
+
+    def row(self, row: int, example: int = 0) -> Row:
+        """Returns the origin of an example; raises UserError if there is no such row."""
+        self.examples(row)
+        index, places = self._examples[row][example], self._places
+        number, epoch, window = (
+            int(values[index]) for values in (places.sources, places.epochs, places.windows)
+        )
+        source, task = self._sources[number], self._data.tasks[number]
+        if number not in self._lineages:
+            self._lineages[number] = Lineage(task.cache, task.manifest, "train")
+        members, place = self._members[index]
+        partner = members.partners_E[place]
+        key = source.keys(members.epochs_E[[partner]], members.windows_E[[partner]])[0]
+        slots = members.slots
+        slot = slots and Slots(slots.choices_W[[place]], slots.mirrored_W[[place]])
+        where = source.maker.windows.where(window)
+        parts = self._lineages[number].parts(where)
+        return Row(source.task, epoch, window, key, where, parts, slot)
+
+    def sample(self, row: int, example: int = 0) -> show.Sample:
+        """Returns the text of an example and the features made from it, for display."""
+        found = self.row(row, example)
+        number = int(self._places.sources[self._examples[row][example]])
+        source, task = self._sources[number], self._data.tasks[number]
+        tokens_WN, lengths_W = source.maker.windows.read(np.array([found.window]))
+        tokens_N = tokens_WN[0, : int(lengths_W[0])]
+        objective, lengths = task.task.objective, source.maker.example_lengths
+        if found.slot:
+            objective = InSlot(objective, found.slot)
+        made = trace(objective, tokens_N, found.key, lengths, task.ids)
+        facts = (
+            ("task", found.task),
+            ("objective", objective.describe(found.key)),
+            ("window", f"{found.window:,}, epoch {found.epoch:,}"),
+            *show.features(made),
+            ("cache", task.cache),
+            *([("skipped", self.skipped)] if self.skipped else []),
+        )
+        return show.Sample(
+            f"Step {self.step:,}, row {row:,}{self._number(example)}",
+            facts,
+            found.places,
+            found.parts,
+            str(task.manifest.plan.corpus["spec"]),
+            tokens_N,
+            made,
+            lengths,
+            self._lineages[number].unit,
+        )
+
+    def _number(self, example: int) -> str:
+        return f", example {example + 1}" if self._data.sources[0].packed else ""
+
+    def line(self, row: int, example: int = 0) -> str:
+        """Returns a line that names the documents in an example."""
+        found = self.row(row, example)
+        documents = ", ".join(
+            f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in found.parts
+        )
+        return show.printable(
+            f"row {row}{self._number(example)}: {found.task}, epoch {found.epoch}, "
+            f"window {found.window}: {documents}"
+        )

@@ -1,0 +1,1 @@
+"""Runs as models of the Language Model Evaluation Harness."""
