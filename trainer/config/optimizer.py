@@ -59,7 +59,7 @@ class Optimizer:
 # Sources of the defaults: T5X for adafactor (`adafactor.py`; learning rate and schedule:
 # `configs/runs/pretrain.gin`), optax 0.2.8 for adamw and lion, nanoT5's
 # `copied_utils.AdamWScale` for adamw_rms, Liu et al. 2025 (arXiv:2502.16982) for muon's momentum
-# and Adam's betas, and measurements for its parameter scale (docs/LOG.md, 2026-11-21).
+# and Adam's betas, and measurements for its parameter scale (dev/LOG.md, 2026-11-21).
 OPTIMIZERS: dict[str, Optimizer] = {
     "adafactor": Optimizer(
         "trainer.optim.adafactor:direction",

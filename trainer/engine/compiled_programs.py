@@ -53,7 +53,7 @@ def options(mesh: Mesh, given: Iterable[str] = ()) -> dict[str, str]:
 def options_of_initial_arrays(mesh: Mesh) -> dict[str, Any]:
     """Returns the compiler's options for programs that draw an array each, and run once.
 
-    On CPUs, they compile in half of the time and run as fast, with the same bits (docs/LOG.md).
+    On CPUs, they compile in half of the time and run as fast, with the same bits (dev/LOG.md).
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if not on_cpu or jax.config.read("jax_disable_most_optimizations"):

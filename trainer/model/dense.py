@@ -144,7 +144,7 @@ def softcapped(x: Array, cap: float | None) -> Array:
 def sum_leading(x: Array, axes: int) -> Array:
     """Returns the float32 sum over the first `axes` axes.
 
-    A product with ones on a CPU: 0.5 ns per element; XLA's own sum takes 5 to 10 (docs/LOG.md).
+    A product with ones on a CPU: 0.5 ns per element; XLA's own sum takes 5 to 10 (dev/LOG.md).
     """
     ones = jnp.ones(x.shape[:axes], x.dtype)
     return jax.lax.platform_dependent(
