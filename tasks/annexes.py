@@ -68,7 +68,9 @@ def _annex(package: str, file: pathlib.Path) -> Annex:
     return Annex(package, file.parent, title, dict(_slots("", value, package)))
 
 
-def _slots(path: str, table: Mapping[str, Any], package: str) -> Iterator[tuple[str, dict]]:
+def _slots(
+    path: str, table: Mapping[str, Any], package: str
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields (slot, name -> reference): slots may be nested, such as commands.training."""
     own = {}
     for name, value in table.items():

@@ -37,7 +37,7 @@ OF_PIPELINE = {"pipeline.runners", "pipeline.tokenizer"}
 ONLY_IN = {
     "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
     "tasks/seqio_supervised.py": {"seqio", "tensorflow"},
-    "trainer/data/seqio_data.py": {"seqio", "tensorflow"},
+    "trainer/annexes/seqio_tasks/seqio_data.py": {"seqio", "tensorflow"},
     "trainer/t5x/engine.py": {"seqio", "tensorflow"},
     "trainer/huggingface/tokenizer.py": {"sentencepiece"},
 }

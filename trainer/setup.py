@@ -1,15 +1,14 @@
 """Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
 import importlib
-from typing import NamedTuple
 
+from tasks import annexes
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
 from trainer.checkpoints import metadata
-from trainer.config import CONFIG_FILE, SEQIO, Config, fields, load_config
+from trainer.config import CONFIG_FILE, Config, fields, load_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.mesh import check_dimensions
 from trainer.config.phases import in_updates
@@ -17,7 +16,7 @@ from trainer.data import features, followed
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
 from trainer.data.features import Converter
-from trainer.data.interface import Run
+from trainer.data.interface import Data, DataVocabulary, Opened, Run
 from trainer.data.mixing import mixtures_of
 
 # Embedding rows are rounded up to a multiple of this, like T5's 32,128 for 32,100 ids: such sizes
@@ -41,28 +40,19 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
         if not getattr(config, name):
             raise UserError(f"--{name} is missing")
     metadata.check_folder(config.model_dir, "--model_dir")
-    if config.reads_seqio:
-        return _prepare_seqio(config, origins)
-    return _prepare_caches(config, origins, training)
+    if scheme := config.data_scheme:
+        open_data = annexes.get("data", scheme)
+        if open_data is None:
+            known = ", ".join(f"{each}:" for each in annexes.entries("data")) or "none"
+            raise UserError(f"--task={config.task}: no data are called {scheme}: (known: {known})")
+        opened = open_data(config)
+    else:
+        opened = _open_caches(config, origins, training)
+    config, converter = _fit(opened.config, origins, opened.vocabulary, opened.lengths)
+    return Run(config, opened.data(config, converter), converter)
 
 
-class _Vocabulary(NamedTuple):
-    """The vocabulary of a run's data.
-
-    `origin` is the origin of `model.vocab_size` if the data determine it, `place` names the
-    vocabulary in messages, and `extra_ids` follow the file's pieces. None means unknown.
-    """
-
-    origin: str
-    place: str
-    size: int
-    sha256: str | None
-    extra_ids: int
-    special: SpecialIds = T5_IDS
-    ids: TokenIds | None = None
-
-
-def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> Run:
+def _open_caches(config: Config, origins: dict[str, str], training: bool) -> Opened:
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
     _check_packing(config)
@@ -75,46 +65,25 @@ def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> 
         check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)
     record, ids = tasks[0].manifest.plan.vocabulary, tasks[0].ids
-    place = f"the vocabulary of {tasks[0].cache}"
-    known = ids.size, record.sha256, record.extra_ids, record.special_ids
-    own = ids if ids.model else None
-    vocabulary = _Vocabulary("vocabulary of the cache", place, *known, own)
+    vocabulary = DataVocabulary(
+        "vocabulary of the cache",
+        f"the vocabulary of {tasks[0].cache}",
+        ids.size,
+        record.sha256,
+        record.extra_ids,
+        record.special_ids,
+        ids if ids.model else None,
+    )
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
-    config, converter = _fit(config, origins, vocabulary, lengths)
-    return Run(config, CachedData(config, tasks, converter, training), converter)
 
+    def data(config: Config, converter: Converter) -> Data:
+        return CachedData(config, tasks, converter, training)
 
-def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
-    from trainer.data.seqio_data import SeqioData
-
-    if config.data.shuffle == "block":
-        raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
-    if config.model.architecture == "encoder":
-        raise UserError(
-            f"--task={config.task}: encoder-only models train on caches of pipeline.build only; "
-            "choose one of the masked_lm tasks"
-        )
-    if config.model.start_id:
-        raise UserError(
-            f"--task={config.task}: seqio's decoder inputs begin with id 0, but this model's with "
-            f"id {config.model.start_id} (--model.start_id): build a cache with pipeline.build"
-        )
-    if config.model.unpackable and config.data.pack:
-        raise UserError(
-            f"{config.model.unpackable} needs rows of one example: set --data.pack=false"
-        )
-    name = config.task.removeprefix(SEQIO)
-    data = SeqioData(config, name)
-    place = f"the vocabulary of {config.task}"
-    known = data.vocab_size, data.model_sha256, data.extra_ids, data.special
-    vocabulary = _Vocabulary("vocabulary of the task", place, *known)
-    config, converter = _fit(config, origins, vocabulary, data.lengths)
-    # Opened again: data depend on the batch size, which `_fit` may have implied.
-    return Run(config, SeqioData(config, name), converter)
+    return Opened(config, vocabulary, lengths, data)
 
 
 def _fit(
-    config: Config, origins: dict[str, str], vocabulary: _Vocabulary, lengths: Lengths
+    config: Config, origins: dict[str, str], vocabulary: DataVocabulary, lengths: Lengths
 ) -> tuple[Config, Converter]:
     """Fits model and batch to the data; returns the completed configuration and the converter."""
     config = _imply_vocab_size(config, origins, vocabulary)
@@ -205,7 +174,9 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
     return config
 
 
-def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Vocabulary) -> Config:
+def _imply_vocab_size(
+    config: Config, origins: dict[str, str], vocabulary: DataVocabulary
+) -> Config:
     """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set."""
     origin = origins.get("model.vocab_size", "preset")
     of_source = origin in (config.init_from, f"the run {config.init_from}")
@@ -225,7 +196,7 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
     return config
 
 
-def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
+def _has_other_rows(config: Config, vocabulary: DataVocabulary) -> bool:
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has started and no longer needs --init_from
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
@@ -234,7 +205,7 @@ def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
     return starting.has_other_rows(config, vocabulary.ids)
 
 
-def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:
+def _check_vocabulary(config: Config, vocabulary: DataVocabulary) -> None:
     """Checks the data's vocabulary against --vocabulary; does not download a remote model file."""
     expected = config.vocabulary
     if expected.extra_ids not in (None, vocabulary.extra_ids):

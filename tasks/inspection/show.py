@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.cache.lineage import Part
 from tasks.cache.windows import Place
-from tasks.inspection.decode import REPLACEMENT, decode, is_text, piece, texts
+from tasks.inspection.decode import REPLACEMENT, decode, is_text, piece, spelled, texts
 from tasks.inspection.trace import SHUFFLED_PARTS, Side, Trace
 from tasks.objectives import Lengths
 from tasks.pages import document as html_page
@@ -382,5 +382,5 @@ def row(sample: Sample, ids: TokenIds) -> dict[str, str]:
     return {
         "example": sample.title,
         "documents": ", ".join(part.id for part in sample.parts),
-        **{side: decode.spelled(tokens.tolist(), ids) for side, tokens in sides.items()},
+        **{side: spelled(tokens.tolist(), ids) for side, tokens in sides.items()},
     }

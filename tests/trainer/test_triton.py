@@ -18,7 +18,7 @@ seqio.TaskRegistry.add("theirs", LINES, preprocessors=[],
 """
 OPEN_TASK = """
 from trainer.config.from_flags import build_config
-from trainer.data.seqio_data import SeqioData
+from trainer.annexes.seqio_tasks.seqio_data import SeqioData
 flags = ["--task=seqio:theirs", "--task_module=./theirs.py", "--lengths.targets=8"]
 config, _ = build_config("lm_tiny", flags)
 SeqioData(config, "theirs")

@@ -16,7 +16,6 @@ from trainer.config.processes import ProcessesConfig
 from trainer.config.resuming import changes, config_changes
 from trainer.config.run import (
     CONFIG_FILE,
-    SEQIO,
     Config,
     MetricsConfig,
     load_config,
@@ -29,7 +28,6 @@ __all__ = [
     "CONFIG_FILE",
     "LOWER_IS_BETTER",
     "NORMALIZERS",
-    "SEQIO",
     "CheckpointConfig",
     "Config",
     "DataConfig",

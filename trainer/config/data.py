@@ -28,19 +28,19 @@ def _on_task(holds: Callable[[Any], bool]) -> ReadIf:
     return ReadIf(holds, lambda config: f"on --task={config.task}", whole=True)
 
 
-_SEQIO = _on_task(lambda config: config.reads_seqio)
-ON_CACHES = _on_task(lambda config: not config.reads_seqio)
+_SEQIO = _on_task(lambda config: config.data_scheme)
+ON_CACHES = _on_task(lambda config: not config.data_scheme)
 _FOLLOWS = ReadIf(lambda config: config.data.follow, "without --data.follow", whole=True)
 _PACKED = ReadIf(
     lambda config: config.data.pack_examples, "without --data.pack_examples=true", whole=True
 )
 _REMOTE = ReadIf(
     lambda config: (
-        not config.reads_seqio and (not config.cache_dir or files.is_remote(config.cache_dir))
+        not config.data_scheme and (not config.cache_dir or files.is_remote(config.cache_dir))
     ),
     lambda config: (
         f"on --task={config.task}"
-        if config.reads_seqio
+        if config.data_scheme
         else "with a local --cache_dir, from which nothing is copied"
     ),
     whole=True,
@@ -188,7 +188,7 @@ class DataConfig(Checked):
         rule=at_least(1),
         changes="batches",
         read_if=ReadIf(
-            lambda config: config.data.shuffle == "block" and not config.reads_seqio,
+            lambda config: config.data.shuffle == "block" and not config.data_scheme,
             "without --data.shuffle=block",
             whole=True,
         ),

@@ -244,8 +244,8 @@ def check_watched(config: Any) -> None:
     """Rejects watched metrics that are never evaluated, where this is clear without the data."""
     evaluation = config.evaluation
     # Metrics of tasks, user modules and suites are known only after these are loaded.
-    others = config.reads_seqio or not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
-    others |= any((config.task_module, evaluation.suite, evaluation.supervised))
+    others = not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
+    others |= any((config.data_scheme, config.task_module, evaluation.suite, evaluation.supervised))
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
     for path in WATCHED:
         watched = operator.attrgetter(path)(config)

@@ -49,9 +49,6 @@ from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-# Prefix of task names registered with seqio.
-SEQIO = "seqio:"
-
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
 
@@ -381,8 +378,10 @@ class Config:
         require(alone, "Config.branch_from", self.branch_from, rule)
 
     @property
-    def reads_seqio(self) -> bool:
-        return self.task.startswith(SEQIO)
+    def data_scheme(self) -> str:
+        """Who makes the batches, "NAME" of --task=NAME:TASK; "" if they come from caches."""
+        found = re.match(r"(\w+):", self.task)
+        return found[1] if found else ""
 
     @property
     def is_divided(self) -> bool:

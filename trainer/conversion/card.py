@@ -14,7 +14,6 @@ from tasks.reading.corpus import HUB, readable
 from tasks.storage import files
 from tasks.terminal.table import table
 from trainer.config import Config, fields
-from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Data, Run
 from trainer.engine.cost import parameter_count
@@ -111,9 +110,7 @@ def _origin(run: Run) -> str:
 
 
 def _learns_pairs(run: Run) -> bool:
-    return isinstance(run.data, CachedData) and any(
-        each.manifest.plan.pairs is not None for each in run.data.tasks
-    )
+    return any(each.manifest.plan.pairs is not None for each in run.data.tasks)
 
 
 def _ids_compared(match: Match | None) -> str:
@@ -176,7 +173,7 @@ def _example(model: ModelConfig, folder: str, custom_code: bool, pairs: bool = F
 
 
 def _hub_data_sets(data: Data) -> list[str]:
-    if not isinstance(data, CachedData):
+    if not data.tasks:
         return []
     texts = (each.manifest.plan.corpus["spec"] for each in data.tasks)
     found = [spec.parse(text).location for text in texts if text.startswith(f"{HUB}:")]
@@ -197,7 +194,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
         ("seed", str(config.seed)),
         *([("started from", config.init_from)] if config.init_from else []),
     ]
-    if not isinstance(data, CachedData):
+    if not data.tasks:
         return [*rows, ("task", config.task)]
     rows.insert(2, ("corpus tokens seen", f"{_tokens_seen(data, config, step):,}"))
     if len(data.tasks) > 1:
@@ -207,7 +204,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _rates(data: CachedData, config: Config) -> Iterator[tuple[str, str]]:
+def _rates(data: Data, config: Config) -> Iterator[tuple[str, str]]:
     """Yields the share of rows of each task, from each update at which they change."""
     names = [each.task.name for each in data.tasks]
     for begin, shares in data.rates:
@@ -223,7 +220,7 @@ def _lengths(config: Config, step: int) -> str:
     return ", later ".join(f"inputs {each.inputs}, targets {each.targets}" for each in found)
 
 
-def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
+def _tokens_seen(data: Data, config: Config, step: int) -> int:
     """Returns the number of corpus tokens in all updates; in mixtures, exact to a window a task."""
     skips = config.data.skips
     last = skips.batch(step)
@@ -233,7 +230,7 @@ def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
     return round(_tokens_to(data, config, last) - skipped)
 
 
-def _tokens_to(data: CachedData, config: Config, batch: int) -> float:
+def _tokens_to(data: Data, config: Config, batch: int) -> float:
     """Returns the number of corpus tokens in all batches up to this one."""
     total, phases = 0.0, config.phases
     means = [each.tokens_a_row for each in data.sources]

@@ -19,7 +19,6 @@ from trainer.conversion.sources import Model
 from trainer.conversion.targets import Settings
 from trainer.conversion.verify import NotEqual
 from trainer.data import features
-from trainer.data.cached import CachedData
 from trainer.data.features import Batch
 from trainer.data.interface import Run
 from trainer.huggingface import configs, hub, parity, require_packages, weights
@@ -138,7 +137,7 @@ def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Pari
     model, vocabulary = run.config.model, settings.vocabulary
     assert vocabulary is not None
     if model.architecture == "encoder":
-        objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
+        objective: Any = run.data.tasks[0].task.objective
         types = model.token_types > 1
         roles = Roles(begins=objective.classify, mask=objective.mask, types=types)
         settings = dataclasses.replace(settings, roles=roles)
@@ -172,7 +171,7 @@ def _rows(run: Run) -> list[Batch]:
 
 def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
     """Returns texts of validation windows; none if seqio reads the data."""
-    if not isinstance(run.data, CachedData):
+    if not run.data.tasks:
         return []
     first = run.data.tasks[0]
     splits = first.manifest.splits

@@ -3,11 +3,16 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from tasks.cache.manifest import CacheManifest
 from tasks.objectives import Lengths
+from tasks.task import TaskSpec
+from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
 from trainer.config import Config
+from trainer.data.batches import BatchMaker, Source, TrainingBatches
+from trainer.data.cached_task import CachedTask
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch, Converter
 
@@ -37,6 +42,40 @@ class Waiting:
 
 class Data(Protocol):
     """A run's data, as the training loop uses it; `vocab_size` is the number of ids."""
+
+    @property
+    def tasks(self) -> Sequence[CachedTask]:
+        """The tasks with their caches; empty if another program makes the batches.
+
+        The six members that follow are for data with tasks.
+        """
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The tasks' training splits."""
+
+    @property
+    def rates(self) -> list[tuple[int, list[float]]]:
+        """(updates made before, share of each task) for the first mixture and each change."""
+
+    def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
+        """Returns the training batches, or a host's rows of them."""
+
+    def example_lengths(self, task: TaskSpec) -> Lengths:
+        """Returns the lengths of a task's example: a row's, unless rows are packed."""
+
+    def maker(
+        self,
+        each: CachedTask,
+        split: str,
+        keep_tails: bool,
+        packed: bool = False,
+        manifest: CacheManifest | None = None,
+    ) -> BatchMaker:
+        """Opens a split of a task's cache; `manifest` may list only some of the cache's shards."""
+
+    def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
+        """Returns the manifest of the shards that evaluations read; waits for them if necessary."""
 
     @property
     def lengths(self) -> Lengths: ...
@@ -89,6 +128,35 @@ class Data(Protocol):
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
         """Returns (subject, text) lines for the data; reads this host's rows of the first batch."""
+
+
+class DataVocabulary(NamedTuple):
+    """The vocabulary of a run's data.
+
+    `origin` is the origin of `model.vocab_size` if the data determine it, `place` names the
+    vocabulary in messages, and `extra_ids` follow the file's pieces. None means unknown.
+    """
+
+    origin: str
+    place: str
+    size: int
+    sha256: str | None
+    extra_ids: int
+    special: SpecialIds = T5_IDS
+    ids: TokenIds | None = None
+
+
+class Opened(NamedTuple):
+    """What the source of a run's data says before the model is fitted to it.
+
+    `config` has the fields that the source implies; `data` makes the run's data from the completed
+    configuration and the converter.
+    """
+
+    config: Config
+    vocabulary: DataVocabulary
+    lengths: Lengths
+    data: Callable[[Config, Converter], Data]
 
 
 @dataclasses.dataclass(frozen=True)

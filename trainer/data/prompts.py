@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from trainer.data.cached import CachedData
 from trainer.data.interface import Run
 
 
@@ -18,6 +17,5 @@ def prompt_form(run: Run) -> PromptForm:
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
-    tasks = run.data.tasks if isinstance(run.data, CachedData) else []
-    prefix = any("prefix" in each.task.objective.features for each in tasks)
+    prefix = any("prefix" in each.task.objective.features for each in run.data.tasks)
     return PromptForm(ends=False, prefix=prefix)

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from tasks.inspection.word_counts import WordCounter
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.data.cached import CachedData
 from trainer.data.features import Batch, target_side
 from trainer.data.interface import EvaluationSet, Run
 from trainer.engine.metrics import Metrics, means, perplexity
@@ -142,8 +141,6 @@ class _Text:
 
 def _texts(run: Run, split: str) -> dict[str, _Text]:
     texts: dict[str, _Text] = {}
-    if not isinstance(run.data, CachedData):
-        return texts
     for each in run.data.tasks:
         objective = each.task.objective
         if not objective.codes_text:

@@ -11,7 +11,6 @@ from tasks.questions.question import Question, words_of
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, sentinel_piece
 from trainer.config import Config
-from trainer.data.cached import CachedData
 from trainer.data.interface import Run
 from trainer.data.mixing import mixtures_of
 
@@ -56,7 +55,7 @@ class Filling:
     def __init__(self, run: Run, vocabulary: Vocabulary | None = None):
         """`vocabulary` encodes; None: the one of the run's data."""
         data, model = run.data, run.config.model
-        tasks = data.tasks if isinstance(data, CachedData) else []
+        tasks = data.tasks
         self._vocabulary = vocabulary or (tasks[0].vocabulary if tasks else None)
         own = self._vocabulary
         self._encode = (lambda text: own.encode([text])[0].tolist()) if own else data.encode
@@ -172,7 +171,7 @@ def _common(a: Ids, b: Ids) -> int:
 
 def _objectives(config: Config) -> list[Objective]:
     """Returns the objectives of a run whose caches are gone; none without tasks or with seqio's."""
-    if not config.task or config.reads_seqio:
+    if not config.task or config.data_scheme:
         return []
     names = [name for _, spec in mixtures_of(config) for name in spec.names]
     found = [registry.find(name, config.task_module) for name in names]

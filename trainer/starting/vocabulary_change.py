@@ -19,7 +19,6 @@ from tasks.vocabulary import TokenIds, Vocabulary
 from tasks.vocabulary_changes import rows as vocabulary_rows
 from tasks.vocabulary_changes.rows import NONE, Rows
 from trainer.config import Config, fields, from_transformers
-from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
 from trainer.data.mixing import mixtures_of
 from trainer.model.config import ModelConfig
@@ -206,10 +205,8 @@ def sentinels_of(folder: str, model: ModelConfig) -> int:
 
 def own_vocabulary(data: Any) -> TokenIds | None:
     """Returns the vocabulary of a run's data; None for seqio tasks, which do not expose it."""
-    if not isinstance(data, CachedData):
-        return None
-    ids = data.tasks[0].ids
-    return ids if ids.model else None
+    ids = data.tasks[0].ids if data.tasks else None
+    return ids if ids and ids.model else None
 
 
 def changed(

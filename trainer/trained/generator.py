@@ -7,7 +7,6 @@ import numpy as np
 
 from tasks.terminal.texts import checked
 from tasks.vocabulary import encode_with_sentinels
-from trainer.data.cached import CachedData
 from trainer.data.prompts import prompt_form
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
@@ -35,8 +34,7 @@ class Generator:
     ):
         run = trained_run.open_run(model_dir, cache_dir)
         self._form = prompt_form(run)
-        tasks = run.data.tasks if isinstance(run.data, CachedData) else []
-        self.modes = {piece for each in tasks for piece in each.task.objective.pieces}
+        self.modes = {piece for each in run.data.tasks for piece in each.task.objective.pieces}
         decoding = replace(decoding, prefix=decoding.prefix or self._form.prefix)
         self.vocabulary = trained_run.vocabulary_of(run, vocabulary)
         if end and (token := self.vocabulary.ids.find(end)) is not None:

@@ -14,10 +14,9 @@ from tasks.pages import document as html_page
 from tasks.vocabulary import TokenIds
 from trainer.config.decoding import Decoding
 from trainer.data.batches import BatchMaker, pad_rows
-from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
-from trainer.data.interface import Run
+from trainer.data.interface import Data, Run
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.evaluating import likelihood
@@ -54,7 +53,7 @@ def examine(
     for number, history in enumerate(runs):
         run = trained_run.open_run(history.folder, cache_dir)
         heading = f"<h3>{html_page.text(history.name)}</h3>" if len(runs) > 1 else ""
-        if not isinstance(run.data, CachedData):
+        if not run.data.tasks:
             note = html_page.note(f"{history.name}: its data is not from a pipeline.build cache.")
             lines, written = [*lines, note], [*written, note]
             continue
@@ -66,7 +65,7 @@ def examine(
     return found | ({"Samples": "".join(written)} if samples else {})
 
 
-def _makers(data: CachedData) -> Iterator[tuple[CachedTask, BatchMaker]]:
+def _makers(data: Data) -> Iterator[tuple[CachedTask, BatchMaker]]:
     for each in data.tasks:
         if _SPLIT in each.manifest.splits:
             maker = data.maker(each, _SPLIT, keep_tails=True)
@@ -79,7 +78,7 @@ def _spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
-def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
+def _by_loss(run: Run, data: Data, count: int, prefix: str) -> str:
     step, params = trained_run.restore(run, None, trained_run.vocabulary_of(run, None))
     losses_of = _losses(Program(run))
     found: list[_Row] = []
@@ -165,7 +164,7 @@ def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
     return show.Sample(title, facts, places, parts, corpus, tokens_N, made, lengths, unit)
 
 
-def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) -> str:
+def _completed(run: Run, data: Data, count: int, cache_dir: str | None) -> str:
     """Returns validation rows with the model's text next to the original."""
     if run.config.model.architecture == "encoder":
         return html_page.note("Encoder-only models write no text.")

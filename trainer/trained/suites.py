@@ -10,7 +10,6 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import averages as averages_config
 from trainer.config import fields
 from trainer.config.evaluation import EvaluateFlags
-from trainer.data.cached import CachedData
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program
 from trainer.evaluating.suite import Suite
@@ -44,9 +43,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     run = dataclasses.replace(run, config=config)
     checkpoints = Checkpoints(flags.model_dir, writable=False)
     steps = averages.steps_of(flags.steps, checkpoints, flags.model_dir, flags.average)
-    # Data of seqio encodes by itself.
-    known = isinstance(run.data, CachedData | trained_run.NoData)
-    vocabulary = trained_run.vocabulary_of(run, None) if known else None
+    vocabulary = None if run.config.data_scheme else trained_run.vocabulary_of(run, None)
     if vocabulary:
         trained_run.check_vocabulary(checkpoints.path(steps[0]), vocabulary)
     program = Program(run)

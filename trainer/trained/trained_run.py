@@ -16,7 +16,7 @@ from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import CONFIG_FILE, Config, fields
 from trainer.config.run import load_vocabulary_record
 from trainer.config.this_machine import on_this_machine
-from trainer.data.cached import CachedData
+from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Run
 from trainer.data.task_record import warn_of_changes
 from trainer.engine.program import Program
@@ -28,6 +28,7 @@ class NoData:
     """The data of a run without a task or its caches; `lengths` are of the model's features."""
 
     lengths: Lengths
+    tasks: tuple[CachedTask, ...] = ()
     vocabulary_sha256: str | None = None
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     record: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -82,7 +83,7 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
     """Returns the vocabulary at `path`, else the cache's or the one next to a run without data."""
     if isinstance(run.data, NoData):
         return _own_vocabulary(run, path)
-    if path is None and isinstance(run.data, CachedData):
+    if path is None and run.data.tasks:
         return run.data.tasks[0].vocabulary
     if path is None:
         raise UserError(
@@ -90,7 +91,7 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
             "vocabulary"
         )
     extra_ids = getattr(run.data, "extra_ids", 0)
-    if isinstance(run.data, CachedData):
+    if run.data.tasks:
         extra_ids = run.data.tasks[0].manifest.plan.vocabulary.added_sentinels
     loaded = vocabulary.load(path, extra_ids)
     if loaded.size != run.data.vocab_size:

@@ -20,7 +20,7 @@ from trainer.config import Config, fields
 from trainer.data.batches import Source, TrainingBatches
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
-from trainer.data.interface import Run
+from trainer.data.interface import Data, Run
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
@@ -163,14 +163,12 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
     return dataclasses.replace(task, manifest=manifest, following=building)
 
 
-def prepared(
-    config: Config, origins: dict[str, str], cache_dir: str | None
-) -> tuple[Run, CachedData]:
+def prepared(config: Config, origins: dict[str, str], cache_dir: str | None) -> tuple[Run, Data]:
     """Returns a run and its data; raises UserError if the data is not cached."""
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
     run = prepare(config, origins)
-    if not isinstance(run.data, CachedData):
+    if not run.data.tasks:
         raise UserError(
             f"task {config.task} is read through seqio, which does not record documents"
         )

@@ -25,7 +25,6 @@ from tasks.terminal.fields import Rejected
 from tasks.vocabulary import encode_with_sentinels, sentinel_piece
 from trainer.config.decoding import GREEDY, SAMPLE, SPAN, TARGETS, Decoding
 from trainer.data.batches import pad_rows
-from trainer.data.cached import CachedData
 from trainer.data.features import Batch
 from trainer.data.interface import Run
 from trainer.data.prompts import prompt_form
@@ -287,7 +286,7 @@ def _form(run: Run, given: str | None, reads_inputs: bool) -> str | None:
             )
         return None
     data, spans = run.data, set[bool]()
-    if isinstance(data, CachedData):
+    if data.tasks:
         used = [each.task for each in data.tasks]
         spans = {each.objective.sentinels(data.example_lengths(each)) > 0 for each in used}
     if given is None and len(spans) != 1:

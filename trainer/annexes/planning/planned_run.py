@@ -15,7 +15,7 @@ from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.phases import in_updates
 from trainer.data import features, segments
 from trainer.data.features import Batch, Converter
-from trainer.setup import SEQIO, prepare
+from trainer.setup import prepare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _lengths(config: Config) -> Lengths:
 
 def first_task(config: Config) -> TaskSpec | None:
     """Returns the run's first task; None without a task or for a seqio task."""
-    if not config.task or config.task.startswith(SEQIO):
+    if not config.task or config.data_scheme:
         return None
     known = registry.mixtures(config.task_module)
     first = (known.get(config.task) or mixture.parse(config.task)).names[0]

@@ -125,7 +125,7 @@ def _checked(recipe: Recipe, stage: Stage) -> Config | None:
     if not origins.get("model.vocab_size", "preset").startswith("preset") and not source:
         _check_vocabulary(recipe, config)
     _check_folder(recipe, stage, config, origins)
-    if not config.reads_seqio and config.engine == "palimpsest":
+    if not config.data_scheme and config.engine == "palimpsest":
         config = _divided(config, origins)
     if source and not is_folder:
         _check_start(config, source)

@@ -1,6 +1,6 @@
 """Examples of seqio tasks with their own metrics, read and compared as in seqio's Evaluator.
 
-Only `trainer.data.seqio_data` imports seqio and TensorFlow; it passes the tasks in.
+Only `trainer.annexes.seqio_tasks.seqio_data` imports seqio and TensorFlow; it passes the tasks in.
 """
 
 import contextlib

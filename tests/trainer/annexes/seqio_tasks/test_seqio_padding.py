@@ -8,9 +8,10 @@ import tensorflow as tf
 from tasks.objectives import Lengths
 from tasks.vocabulary import T5_IDS, SpecialIds
 from tests.support.words import changed
+from trainer.annexes.seqio_tasks import seqio_data
+from trainer.annexes.seqio_tasks.seqio_data import SeqioData
 from trainer.config.from_flags import build_config
-from trainer.data import features, seqio_data
-from trainer.data.seqio_data import SeqioData
+from trainer.data import features
 from trainer.setup import prepare
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]

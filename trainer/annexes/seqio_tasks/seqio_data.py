@@ -9,7 +9,7 @@ import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from tasks.objectives import Lengths
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import T5_IDS, SpecialIds
+from trainer.annexes.seqio_tasks.seqio_examples import examples_of, unmeasured
 from trainer.config import Config
 from trainer.data import task_record
 from trainer.data.batches import pad_rows
+from trainer.data.cached_task import CachedTask
 from trainer.data.examples import ExampleSet
-from trainer.data.features import Batch
-from trainer.data.interface import EvaluationSet, Waiting
-from trainer.data.seqio_examples import examples_of, unmeasured
+from trainer.data.features import Batch, Converter
+from trainer.data.interface import DataVocabulary, EvaluationSet, Opened, Waiting
 from trainer.data.startup import packing, skip_lines
 from trainer.observing import activity
 
@@ -34,6 +35,42 @@ _LIMITS = (
     "a shuffle buffer, a restart reads from the beginning and skips the batches already used, and "
     "nothing can name documents"
 )
+
+
+def open_data(config: Config) -> Opened:
+    """Opens the Task or Mixture of `--task=seqio:NAME`; raises UserError if the model cannot."""
+    if config.data.shuffle == "block":
+        raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
+    if config.model.architecture == "encoder":
+        raise UserError(
+            f"--task={config.task}: encoder-only models train on caches of pipeline.build only; "
+            "choose one of the masked_lm tasks"
+        )
+    if config.model.start_id:
+        raise UserError(
+            f"--task={config.task}: seqio's decoder inputs begin with id 0, but this model's with "
+            f"id {config.model.start_id} (--model.start_id): build a cache with pipeline.build"
+        )
+    if config.model.unpackable and config.data.pack:
+        raise UserError(
+            f"{config.model.unpackable} needs rows of one example: set --data.pack=false"
+        )
+    name = config.task.partition(":")[2]
+    data = SeqioData(config, name)
+    vocabulary = DataVocabulary(
+        "vocabulary of the task",
+        f"the vocabulary of {config.task}",
+        data.vocab_size,
+        data.model_sha256,
+        data.extra_ids,
+        data.special,
+    )
+
+    # Opened again: data depend on the batch size, which the fit may imply.
+    def again(config: Config, _: Converter) -> Any:
+        return SeqioData(config, name)
+
+    return Opened(config, vocabulary, data.lengths, again)
 
 
 def _record(task: Any) -> dict[str, Any]:
@@ -83,6 +120,7 @@ class SeqioData:
                 "registers it as --task_module, or name one of our tasks in --task"
             )
         self._config, self.name, self._seqio = config, name, seqio
+        self.tasks: Sequence[CachedTask] = ()
         self._mixture = seqio.get_mixture_or_task(name)
         features = self._mixture.output_features
         for side in ("inputs", "targets"):

@@ -13,8 +13,8 @@ from tests.support.processes import completed
 from tests.support.runs import ROOT, pretrain
 from tests.support.trees import assert_equal, same
 from tests.support.words import changed
+from trainer.annexes.seqio_tasks.seqio_data import SeqioData
 from trainer.config.from_flags import build_config
-from trainer.data.seqio_data import SeqioData
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 

@@ -1,0 +1,1 @@
+"""Data of tasks that are registered with seqio."""
