@@ -5,7 +5,7 @@
     python -m experiments.sweep --output=DIR --preset=NAME --task=TASK --cache_dir=DIR \\
         --axis=model.mlp_activations='relu;gelu,linear' --seeds=0,1,2 --baseline=relu
 
-FILE is a name in experiments/files or a .toml file (docs/experiments/README.md). Any field of the
+FILE is a name in experiments/files or a .toml file (docs/experiments.md). Any field of the
 trainer's configuration and any parameter of FILE is a flag and applies to all cells. A cell is a
 run of trainer.pretrain in its own process, in OUTPUT/cells. Rerun the same command to resume:
 finished cells are kept, killed ones resume, and failed ones are run again with --retry. You may

@@ -1,6 +1,6 @@
 """Presets of MARCH, a zoo of T5 variants on C4 (2023), under similar names.
 
-Sizes missing from MARCH's records are ours; docs/march.md lists them.
+Sizes missing from MARCH's records are ours; docs/seeds.md lists them.
 """
 
 from __future__ import annotations
