@@ -128,7 +128,7 @@ $(VENV)/.engines: pyproject.toml constraints.txt | $(VENV)/.dev
 	@touch $@
 
 test-engines: $(VENV)/.engines ## build on clusters of Spark and Ray on this machine, and kill workers
-	$(BIN)/python -m pytest tests/pipeline/runners/test_clusters.py --peer=engines --durations=5
+	$(BIN)/python -m pytest tests/pipeline/runners/test_clusters.py tests/pipeline/annexes/deduplication --peer=engines --durations=5
 
 test-wheel: ## build the wheel, and go from texts to an export with nothing else (PIP_FLAGS: of pip install)
 	scripts/wheel_errand.sh --python=$(PYTHON) --constraints=constraints.txt $(PIP_FLAGS)

@@ -23,8 +23,6 @@ _CORE: dict[str, dict[str, str]] = {
         "adopt": "pipeline.adopt",
         "write_pairs": "tasks.write_pairs",
         "make_questions": "tasks.make_questions",
-        "beam worker_pool": "pipeline.worker_pool",
-        "beam job_service": "pipeline.job_service",
     },
     "training": {
         "pretrain": "trainer.pretrain",

@@ -4,8 +4,8 @@
 
 Rerun the same command to resume. The cache is written to CACHE_DIR/TASK, where stock seqio looks
 for it. Its bytes depend only on the corpus, the vocabulary and the packing, not on the workers, the
-runner or interruptions. All further flags are passed to Beam (--runner=DataflowRunner --project=...
-and so on). Each of several languages gets its own cache; together they are a task for the trainer.
+runner or interruptions. A --runner has flags of its own (docs/engines.md). Each of several
+languages gets its own cache; together they are a task for the trainer.
 """
 
 from pipeline.building.options import Options

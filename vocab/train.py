@@ -223,7 +223,7 @@ class Flags(CorporaFlags, OptionFlags):
         REQUIRED, "folder for the vocabulary, local or any fsspec URL", metavar="DIR"
     )
     workers: int = field(1, "processes on this machine that count words", rule=at_least(1))
-    runner: str | None = field(None, "spark, ray, or a runner of Beam, such as DataflowRunner")
+    runner: str | None = field(None, "cluster whose workers count; see docs/engines.md")
     verbose: bool = field(False, "show the runner's log")
     runner_flags: tuple[str, ...] = field((), "the runner's", rest=engines.refuse_unknown)
 

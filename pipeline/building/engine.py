@@ -259,7 +259,8 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     left = sum(piece.bytes for piece in pieces)
     hours = expected.core_seconds / 3600
     price = options.price_per_vcpu_hour
-    dollars = hours * (estimate.DOLLARS_PER_VCPU_HOUR if price is None else price)
+    bill = runner.bill
+    dollars = hours * (bill.dollars if price is None else price) if bill else None
     if options.json:
         counts = {
             split: {name: quantity.value for name, quantity in each.items()}
@@ -269,7 +270,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
         values = {
             **{"folder": job.folder, "bytes": size, "bytes_left": left, "counts": counts},
             **{"seconds": local_seconds, "core_seconds": expected.core_seconds},
-            "dollars": dollars if runner.bills else None,
+            "dollars": dollars,
         }
         print(json.dumps(values))
         return
@@ -292,9 +293,9 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
         f"{len(assignments):,} pieces, {len(kept):,} of them built; sampled "
         f"{expected.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB{seconds}"
     )
-    if runner.bills:
+    if bill:
         print(
-            f"on {runner.bills}: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
-            f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, "
+            f"on {bill.service}: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
+            f"{bill.error:.0%}: measured on this machine's cores, "
             "excluding the time that workers take to start"
         )

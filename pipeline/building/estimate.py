@@ -42,14 +42,6 @@ _REPEATED = 1.5
 _TIMED_BYTES = 4 << 20
 _TIMED_SLICES = 3  # per process
 
-# List prices of Dataflow batch workers in us-central1, dollars per hour. Source: Beam 2.77.0
-# (September 2026), apache_beam/testing/load_tests/dataflow_cost_consts.py, from Google's price
-# list. The default, n1-standard-1, has 3.75 GB of memory and 25 GB of disk per vCPU.
-_DOLLARS_PER_VCPU, _DOLLARS_PER_GB, _DOLLARS_PER_DISK_GB = 0.056, 0.003557, 0.000054
-DOLLARS_PER_VCPU_HOUR = _DOLLARS_PER_VCPU + 3.75 * _DOLLARS_PER_GB + 25 * _DOLLARS_PER_DISK_GB
-# Covers unmeasured differences: vCPU speed, and the start and idle time of workers.
-DATAFLOW_ERROR = 0.5
-
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:

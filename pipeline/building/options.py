@@ -148,14 +148,15 @@ class Options:
     )
     price_per_vcpu_hour: float | None = field(
         None,
-        "dollars per Dataflow vCPU and hour, including memory and disk, for --dry_run and the plan "
+        "dollars per vCPU and hour, including memory and disk, for --dry_run and the plan "
         "of a recipe; the list price if not set",
         rule=at_least(0),
     )
     part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field(
-        "FnApiRunner", "spark, ray, or a runner of Beam; FnApiRunner runs on this machine"
+        engines.LOCAL,
+        "cluster whose workers build; see docs/engines.md (default: workers of this machine)",
     )
     hf_token_secret: str | None = field(
         None,

@@ -1,1 +1,1 @@
-"""Beam runners: options, local workers, portable worker pools, Dataflow."""
+"""Where pieces are worked on: engines by name, local workers, parts, secrets."""

@@ -8,26 +8,40 @@ whatever an engine loses, repeats or does twice at once.
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
-from pipeline.runners import beam_options, local_workers
+from pipeline.runners import local_workers
+from tasks import annexes
 from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.storage import files
-from tasks.terminal import progress
+from tasks.terminal import habits, progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, made, names_of, parse
 from tasks.terminal.polling import polling
 
-# Engines by --runner, "module:class"; all other runners are Beam's. The class is a frozen dataclass
-# whose fields are the engine's flags, and `verbose`, with the attributes of `Engine`.
-ENGINES = {
-    "ray": "pipeline.runners.ray_job:Ray",
-    "spark": "pipeline.runners.spark_job:Spark",
-}
+# The slot of annexes with engines by --runner; names are read in any case and without "Runner".
+# An entry is a class with the attributes of `Kind`.
+_SLOT = "engines"
+# The name for the workers of this machine, after Beam's.
+LOCAL = "FnApiRunner"
+# Flags sometimes given to the wrong command.
+OF_PRETRAIN = (
+    *("batch_size", "gin_file", "init_from", "lengths.inputs", "lengths.targets", "microbatches"),
+    *("model_dir", "optimizer.learning_rate", "optimizer_preset", "preset", "seed"),
+    *("tokens_per_batch", "train_steps"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bill:
+    """What a service takes for its workers."""
+
+    service: str
+    dollars: float  # per vCPU and hour, by the price list
+    error: float  # of an estimate, as a share
 
 
 class Engine(Protocol):
@@ -38,8 +52,8 @@ class Engine(Protocol):
         """Whether the workers are processes of this machine, whose time a dry run measures."""
 
     @property
-    def bills(self) -> str:
-        """The service that bills its workers by vCPU and hour; "" if none does."""
+    def bill(self) -> Bill | None:
+        """What the workers cost; None if nobody bills them by vCPU and hour."""
 
     def check(self, corpus: CorpusSpec, folder: str) -> None:
         """Raises a UserError for a mistake that only the running job would report."""
@@ -55,36 +69,76 @@ class Engine(Protocol):
         """
 
 
+class Kind(Protocol):
+    """A kind of engine, which has flags of its own."""
+
+    is_slow_to_ask: bool  # `not_of` imports for seconds
+
+    def names(self) -> list[str]:
+        """Returns the names of flags to propose for a word that is none."""
+
+    def not_of(self, given: Sequence[str]) -> list[str]:
+        """Returns those of the `given` words that are no flags of the engine."""
+
+    def made(self, given: Sequence[str], verbose: bool) -> Engine:
+        """Returns the engine of its flags."""
+
+
+class FlagsOfFields:
+    """A kind of engine that is a frozen dataclass: its flags are its fields but `verbose`."""
+
+    is_slow_to_ask = False
+
+    @classmethod
+    def names(cls) -> list[str]:
+        kind: Any = cls
+        return [name for flag in flags_of(kind) for name in flag.names]
+
+    @classmethod
+    def not_of(cls, given: Sequence[str]) -> list[str]:
+        flags = [f"--{name}" for name in cls.names()]
+
+        def is_ours(word: str) -> bool:
+            return word.partition("=")[0].replace("-", "_").replace("__", "--", 1) in flags
+
+        return [
+            word
+            for before, word in itertools.pairwise(["", *given])
+            if not is_ours(word) and (word.startswith("--") or not is_ours(before) or "=" in before)
+        ]
+
+    @classmethod
+    def made(cls, given: Sequence[str], verbose: bool) -> Any:
+        kind: Any = cls
+        return dataclasses.replace(made(kind, parse(kind, given)), verbose=verbose)
+
+
 def chosen(flags: Any) -> Engine:
     """Returns the engine of a command's flags runner, runner_flags, workers and verbose."""
-    name = (flags.runner or "").lower()
-    if getattr(flags, "part", None) and name not in ("", beam_options.IN_PROCESS.lower()):
+    name = _name(flags.runner or LOCAL)
+    if name is None:
+        others = "; on Slurm, give each task of an array --part=K/N"
+        others = others if flags.runner.lower().startswith("slurm") else ""
+        known = ", ".join([*annexes.entries(_SLOT), LOCAL])
+        raise UserError(f"unknown --runner={flags.runner}: it is {known}{others}")
+    if getattr(flags, "part", None) and name != LOCAL:
         raise UserError(
             f"--part={flags.part} is for processes that work on this machine, with --workers: "
             f"--runner={flags.runner} spreads all pieces by itself"
         )
-    for other in sorted(ENGINES.keys() - {name}):
-        if len(_unread(flags.runner_flags, [_class(other)])) < len(flags.runner_flags):
-            names = [f"--{each}" for each in _names([_class(other)])]
-            raise UserError(f"only --runner={other} reads {' and '.join(names)}")
-    if name not in ENGINES:
-        arguments = beam_options.arguments(flags)
-        if arguments == [f"--runner={beam_options.IN_PROCESS}"]:
-            return local(flags.workers)
-        # Importing Beam takes seconds.
-        from pipeline.runners import beam_job
-
-        return beam_job.Beam(tuple(arguments), flags.verbose)
+    kind: Kind | None = annexes.get(_SLOT, name)
+    if left := kind.not_of(flags.runner_flags) if kind else list(flags.runner_flags):
+        for other, reader in _kinds().items():
+            if len(reader.not_of(left)) < len(left):
+                raise UserError(f"only --runner={other} reads {left[0].partition('=')[0]}")
+        _refuse(left, names_of(flags))
+    if kind is None:
+        return local(flags.workers)
     if flags.workers != 1:
         raise UserError(
-            f"--workers is for {beam_options.IN_PROCESS} only: the cluster of --runner={name} has "
-            "its own workers"
+            f"--workers is for {LOCAL} only: the cluster of --runner={name} has its own workers"
         )
-    kind = _class(name)
-    if others := _unread(flags.runner_flags, [kind]):
-        beam_options.refuse_unknown(others, [*names_of(flags), *_names([kind])])
-        raise UserError(f"{others[0]} has no effect with --runner={name}")
-    return dataclasses.replace(made(kind, parse(kind, flags.runner_flags)), verbose=flags.verbose)
+    return kind.made(flags.runner_flags, flags.verbose)
 
 
 def local(workers: int = 1) -> Engine:
@@ -94,30 +148,36 @@ def local(workers: int = 1) -> Engine:
 
 def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
     """Raises a UserError for the first of `given` flags that no engine has, nor we (`known`)."""
-    beam_options.refuse_unknown(_unread(given, map(_class, ENGINES)), known)
+    left = [*given]
+    kinds = _kinds().values() if left else ()
+    for kind in kinds:
+        left = kind.not_of(left) if left else left
+    if left:
+        _refuse(left, known)
 
 
-def _class(name: str) -> Any:
-    module, _, kind = ENGINES[name].partition(":")
-    return getattr(importlib.import_module(module), kind)
+def _refuse(unknown: Sequence[str], known: Collection[str]) -> NoReturn:
+    flag = unknown[0].partition("=")[0]
+    of_engines = [name for kind in _kinds().values() for name in kind.names()]
+    hint = habits.hint(flag, [*known, *of_engines])
+    if flag.removeprefix("--") in OF_PRETRAIN:
+        hint = " (it is a flag of trainer.pretrain)"
+    raise UserError(f"unknown flag {flag}{hint}")
 
 
-def _names(kinds: Iterable[type]) -> list[str]:
-    return [name for kind in kinds for flag in flags_of(kind) for name in flag.names]
+def _name(runner: str) -> str | None:
+    names = (LOCAL, *annexes.entries(_SLOT))
+    return next((each for each in names if _plain(each) == _plain(runner)), None)
 
 
-def _unread(given: Sequence[str], kinds: Iterable[type]) -> list[str]:
-    """Returns those of the `given` words that are no flags of the engines `kinds`."""
-    flags = [f"--{name}" for name in _names(kinds)]
+def _plain(name: str) -> str:
+    return name.lower().removesuffix("runner")
 
-    def is_ours(word: str) -> bool:
-        return word.partition("=")[0].replace("-", "_").replace("__", "--", 1) in flags
 
-    return [
-        word
-        for before, word in itertools.pairwise(["", *given])
-        if not is_ours(word) and (word.startswith("--") or not is_ours(before) or "=" in before)
-    ]
+def _kinds() -> dict[str, Kind]:
+    """Returns all kinds of engines by name, those first that answer at once."""
+    kinds = {name: annexes.get(_SLOT, name) for name in annexes.entries(_SLOT)}
+    return dict(sorted(kinds.items(), key=lambda each: each[1].is_slow_to_ask))
 
 
 def without_pieces(corpus: Corpus) -> Corpus:

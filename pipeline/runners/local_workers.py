@@ -40,7 +40,7 @@ class Local:
 
     workers: int = 1
     is_local = True
-    bills = ""
+    bill = None
 
     def check(self, corpus: Any, folder: str) -> None:
         pass

@@ -2,7 +2,6 @@
 
     python -m tests.faults builds --vocabulary=DIR --kills=100 --workers=1-4 --seed=7
     python -m tests.faults builds --vocabulary=DIR --kills=20 --format=csv
-    python -m tests.faults builds --vocabulary=DIR --kills=20 --pools=3
     python -m tests.faults runs --cache_dir=DIR --kills=10 --damages=5 --steps=200 --seed=7
     python -m tests.faults followed --vocabulary=DIR --kills=15
     python -m tests.faults recipes --recipe=recipes/demo.toml --kills=20
@@ -93,8 +92,6 @@ def command_line() -> argparse.ArgumentParser:
     build("--others", type=int, default=5, help="number of injections of each other fault")
     build("--workers", type=_range, default=(1, 4), help="worker processes a build: N or MIN-MAX")
     build("--jobs", type=_at_least(1), default=os.cpu_count(), help="builds at the same time")
-    pools = "if above 0, build by Beam's portable runner with so many worker pools, and only kill"
-    build("--pools", type=int, default=0, help=f"{pools} workers, pools and the job service")
     return parser
 
 

@@ -2,7 +2,7 @@
 
 The corpus is built once without faults. Each trial then injects one kind of fault into builds of
 its own cache, repeats the build until it succeeds, and compares every file with the first build's.
-`tests.faults.build_faults` and `tests.faults.pools` have the kinds of faults.
+`tests.faults.build_faults` has the kinds of faults.
 """
 
 import argparse
@@ -69,8 +69,6 @@ class Snapshot(NamedTuple):
 
 class Lab:
     """A small corpus, a build of it without faults, and what other builds are compared with."""
-
-    runner: tuple[str, ...] = ()
 
     def __init__(self, flags: argparse.Namespace, folder: pathlib.Path):
         self.flags, self.folder, self.corpus = flags, folder, folder / "corpus"
@@ -162,7 +160,6 @@ class Trial:
         self.cache, self.log = self.folder / lab.name, lab.folder / f"{name}.log"
         self.wanted: Snapshot | None = None
         self.flags: list[str] = []
-        self.before_start: Callable[[], object] = lambda: None
         self.command: Command = self._build()
         self._finished: dict[pathlib.Path, tuple[int, int]] = {}
 
@@ -188,13 +185,12 @@ class Trial:
     def launch(self, workers: int, command: Command | None = None, **options) -> Command:
         """Starts a build, or another command; `options` are passed to subprocess.Popen."""
         self.command = command or self._build()
-        return self.command.start(*(self.lab.runner or (f"--workers={workers}",)), **options)
+        return self.command.start(f"--workers={workers}", **options)
 
     def start(self, least: int = 1, **options) -> Command:
         """Notes which shards are finished and valid, then starts a build; see `launch`."""
         from pipeline.building import lifecycle
 
-        self.before_start()
         found = lifecycle.survey(str(self.cache), self.lab.plan)
         names = (name for shard in found.values() if shard for name in shard.files)
         paths = [self.cache / name for name in names if "tfrecord" in name]
@@ -282,19 +278,13 @@ class Trial:
 
 
 def break_builds(flags: argparse.Namespace, _: list[str], folder: pathlib.Path) -> list[str]:
-    from tests.faults import build_faults, pools
+    from tests.faults import build_faults
 
     begin = time.monotonic()
     lab = Lab(flags, folder)
-    if flags.pools:
-        with pools.Cluster(flags.pools, folder) as cluster:
-            lab.runner = cluster.flags
-            outcomes = lab.run_trials(cluster.faults(flags.kills), parallel=1)
-        workers = f"a worker in each of {flags.pools} pools"
-    else:
-        faults = build_faults.faults(flags.kills, flags.others, of_texts=not lab.sides)
-        outcomes = lab.run_trials(faults, flags.jobs)
-        workers = "{} to {} workers".format(*flags.workers)
+    faults = build_faults.faults(flags.kills, flags.others, of_texts=not lab.sides)
+    outcomes = lab.run_trials(faults, flags.jobs)
+    workers = "{} to {} workers".format(*flags.workers)
     last = ("documents lost", "documents duplicated", "finished shards redone")
     header = ("fault", "times", "while rows were written", "caches equal", *last)
     rows = []

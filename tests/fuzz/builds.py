@@ -16,7 +16,7 @@ from unittest import mock
 
 import tokenizers
 
-from pipeline.runners import beam_options, local_workers
+from pipeline.runners import local_workers
 from tasks.storage import files
 from tests.faults.comparing import differing
 from tests.fuzz import caches, texts
@@ -39,9 +39,7 @@ def warm(folder: pathlib.Path, count: int) -> None:
     """Makes the vocabularies of all trials; imports what `count` of them need, by building."""
     from vocab.train import add_sentinels
 
-    beam_options.import_beam()
-    for module in ("apache_beam.runners.portability.fn_api_runner", "pipeline.verification.cache"):
-        importlib.import_module(module)
+    importlib.import_module("pipeline.verification.cache")
     lines = small_tokenizers.documents(120)
     folder.mkdir()
     small_tokenizers.t5(folder / "t5", lines, 600, byte_fallback=True)

@@ -1,8 +1,10 @@
 """Clusters of Spark and Ray on the loopback addresses of this machine."""
 
 import contextlib
+import importlib.util
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +13,25 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
+
+from tasks import annexes
+
 _START_SECONDS = 120
+
+
+def _engine(name: str, package: str, program: str | None = None) -> Any:
+    missing = importlib.util.find_spec(package) is None
+    marks = [
+        pytest.mark.skipif(name not in annexes.entries("engines"), reason=f"without {name}"),
+        pytest.mark.skipif(missing, reason=f"needs the extra {name}: make test-engines"),
+        pytest.mark.skipif(bool(program and not shutil.which(program)), reason=f"needs {program}"),
+    ]
+    return pytest.param(name, marks=marks)
+
+
+# Parameters of tests: names of this module's functions.
+ENGINES = [_engine("spark", "pyspark", "java"), _engine("ray", "ray")]
 
 
 def _free_port() -> int:

@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from pipeline.building.options import Options
-from pipeline.runners import beam_options
+from pipeline.runners import engines
 from tasks.terminal import command_line
 from tasks.terminal.flags import flags_of
 from tests.trainer.conftest import assert_one_line, ended
@@ -196,4 +196,4 @@ def test_a_folder_of_transformers_without_its_prefix_is_named(folder):
 
 def test_flags_said_to_be_of_pretrain_are():
     known, builds = ({each.name for each in flags_of(kind)} for kind in (GinRunFlags, Options))
-    assert set(beam_options.OF_PRETRAIN) <= known - builds
+    assert set(engines.OF_PRETRAIN) <= known - builds

@@ -8,8 +8,7 @@ other. Exact duplicates are equal except for case and white
 space. Near duplicates share a band of MinHash values of word shingles. With --against, units that
 share n-grams with evaluation sets are listed as well. The list depends only on the corpus and the
 flags that describe duplicates, not on the workers, the runner or interruptions: rerun the same
-command to resume. All further flags are passed to Beam (--runner=DataflowRunner --project=... and
-so on).
+command to resume. A --runner has flags of its own (docs/engines.md).
 """
 
 from pipeline.annexes.deduplication.options import Options

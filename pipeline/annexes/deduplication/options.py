@@ -49,7 +49,8 @@ class Options(Rules):
     part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field(
-        "FnApiRunner", "spark, ray, or a runner of Beam; FnApiRunner runs on this machine"
+        engines.LOCAL,
+        "cluster whose workers build; see docs/engines.md (default: workers of this machine)",
     )
     hf_token_secret: str | None = field(
         None, "Secret Manager secret with the Hugging Face token, as for pipeline.build"

@@ -57,17 +57,12 @@ def parquet(tmp_path):
         (["--corpus=parquet:FOLDER/a.jsonl"], "cannot be read"),
         (["--extra_ids=0"], "needs up to 28 sentinels"),
         (["--vocabulary=FOLDER/none"], "no vocabulary at"),
-        (["--runner=DirectRunner"], "--runner=DirectRunner is refused"),
-        (["--runner=PrismRunner"], "--runner=PrismRunner is refused"),
-        (["--runner=DaskRunner"], "--runner=DaskRunner is refused"),
-        (["--runner=prism"], "--runner=prism is refused"),  # as Beam reads it
-        (["--runner=slurm"], "it is spark, ray, DataflowRunner, "),
+        (["--runner=PrismRunner"], "unknown --runner=PrismRunner: it is "),
+        (["--runner=slurm"], "on Slurm, give each task of an array --part=K/N"),
         (["--task=seqio:mine"], "seqio_cache_tasks, then pipeline.adopt on its folder"),
         (["--task=span_coruption"], "did you mean span_corruption?"),
         (["--corpus=text:FOLDER/a.tar::b.txt"], "of an archive, all files are read"),
         (["--corpus=text:gs://bucket/a.tar::b.txt"], "chains of URLs are not read"),
-        (["--direct_running_mode=multi_threading"], "loses elements silently"),
-        (["--direct_num_workers=2"], "has no effect without a --runner such as DataflowRunner"),
     ],
 )
 def test_a_mistake_is_named(refused, tmp_path, given, says):

@@ -101,21 +101,6 @@ def test_json_is_all_of_standard_output(build, tmp_path, capsys):
     assert "skipped 1 line of white space alone" in printed.err
 
 
-def test_dataflow(build, tmp_path, capsys):
-    flags = ["--dry_run", "--runner=DataflowRunner", "--project=none", "--region=us-central1"]
-    build(tmp_path, *flags)
-    listed = capsys.readouterr().out
-    assert re.search(r"on Dataflow: [\d.]+ vCPU-hours, \$[\d.]+, both ± 50%", listed)
-    flags[1] = "--runner=dataflow"  # Beam reads it, too
-    build(tmp_path, *flags, "--price_per_vcpu_hour=1e9")
-    charged = capsys.readouterr().out
-    build(tmp_path, *flags, "--price_per_vcpu_hour=0")
-    assert "vCPU-hours, $0.00," in capsys.readouterr().out
-    hours, dollars = re.search(r"Dataflow: ([\d.]+) vCPU-hours, \$([\d.,]+),", charged).groups()
-    assert float(dollars.replace(",", "")) > 100
-    assert float(dollars.replace(",", "")) == pytest.approx(float(hours) * 1e9, abs=6e6)
-
-
 def test_standard_errors_of_a_ratio():
     values, sizes = [10, 20, 33], [100, 200, 300]
     whole = estimate._ratio(values, sizes, 600, whole=True)

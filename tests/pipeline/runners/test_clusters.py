@@ -1,8 +1,6 @@
 """Builds on clusters of Spark and Ray on this machine; run by `make test-engines`."""
 
 import gzip
-import importlib.util
-import shutil
 import sys
 
 import pytest
@@ -15,19 +13,6 @@ pytestmark = pytest.mark.engines
 
 TASK = "python_docs_span_corruption"
 PIECES = "--shard_bytes=100000"
-NEEDED = {"spark": "pyspark", "ray": "ray"}
-MISSING = {name: importlib.util.find_spec(package) is None for name, package in NEEDED.items()}
-needs_java = pytest.mark.skipif(not shutil.which("java"), reason="needs Java")
-
-
-def needs(name):
-    return pytest.mark.skipif(MISSING[name], reason=f"needs the extra {name}: make test-engines")
-
-
-ENGINES = [
-    pytest.param("spark", marks=[needs("spark"), needs_java]),
-    pytest.param("ray", marks=needs("ray")),
-]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +29,7 @@ def cluster(request, tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ENGINES, indirect=True)
+@pytest.mark.parametrize("cluster", clusters.ENGINES, indirect=True)
 def test_a_worker_is_killed_while_rows_are_written(start, cluster, wanted, checksums, tmp_path):
     folder = tmp_path / "cache" / TASK
     # Spark also begins slow tasks twice.
@@ -62,30 +47,18 @@ def test_a_worker_is_killed_while_rows_are_written(start, cluster, wanted, check
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ENGINES, indirect=True)
-def test_a_search_and_a_mistake_in_a_worker(corpus, cluster, vocabulary, tmp_path):
-    def run(module, *flags):
-        command = [sys.executable, "-m", module, PIECES, *flags]
-        process = launched(command, **cluster.environment)
-        out, err = process.communicate(timeout=500)
-        return process.returncode, out, err
-
-    for name, flags in (("here", ()), ("there", cluster.flags)):
-        output = f"--output={tmp_path / name}"
-        code, _, err = run(
-            "pipeline.annexes.deduplication.dedup", f"--corpus={corpus}", output, *flags
-        )
-        assert code == 0, err
-    lists = [(tmp_path / name / "exclude.arrow").read_bytes() for name in ("here", "there")]
-    assert lists[0] == lists[1]
-
+@pytest.mark.parametrize("cluster", clusters.ENGINES, indirect=True)
+def test_a_mistake_in_a_worker(cluster, vocabulary, tmp_path):
     # Only a worker reads so far.
     data = gzip.compress(b'{"text": "good"}\n' * 200_000)
     (tmp_path / "cut.jsonl.gz").write_bytes(data[: len(data) // 2])
-    code, _, err = run(
-        "pipeline.build", f"--task={TASK}", f"--vocabulary={vocabulary}", "--extra_ids=100",
-        f"--corpus=json:{tmp_path}/cut.jsonl.gz", f"--cache_dir={tmp_path}/cache", *cluster.flags,
-    )  # fmt: skip
-    assert code == 2, err
+    command = [
+        *(sys.executable, "-m", "pipeline.build", PIECES, f"--task={TASK}", "--extra_ids=100"),
+        *(f"--vocabulary={vocabulary}", f"--corpus=json:{tmp_path}/cut.jsonl.gz"),
+        *(f"--cache_dir={tmp_path}/cache", *cluster.flags),
+    ]
+    process = launched(command, **cluster.environment)
+    _, err = process.communicate(timeout=500)
+    assert process.returncode == 2, err
     (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
     assert f"{tmp_path}/cut.jsonl.gz" in line

@@ -78,17 +78,10 @@ def _check_task(stage: Stage) -> None:
 
 def _check_runner(stage: Stage) -> None:
     """Raises UserError for a runner or flags that its command would refuse; starts nothing."""
-    from pipeline.runners import beam_options, engines
-    from pipeline.runners.beam_job import Beam
+    from pipeline.runners import engines
 
     kind = command(COMMANDS[stage.command]).flags
-    engine = engines.chosen(made(kind, parse(kind, stage.words)))
-    if isinstance(engine, Beam):
-        try:
-            beam_options.import_beam().runners.create_runner(engine.arguments[0].partition("=")[2])
-        except (ValueError, ImportError, AttributeError) as error:
-            said = " ".join(str(error).split())
-            raise UserError(f"--runner={stage.flags['runner'][0]}: {said}") from error
+    engines.chosen(made(kind, parse(kind, stage.words)))
 
 
 def _check_steps(flag: str, text: str, config: Config | None) -> None:

@@ -115,12 +115,12 @@ EARLY = {
         BASE,
         "[pretrain]",
         'runner = "foo"\n[pretrain]',
-        ["[cache.mine]", "--runner=foo", "FlinkRunner"],
+        ["[cache.mine]", "--runner=foo", "FnApiRunner"],
     ),
     "flag_of_a_runner": (
         BASE,
         "[pretrain]",
-        'runner = "FlinkRunner"\nflink_mastre = "x"\n[pretrain]',
+        'runner = "FnApiRunner"\nflink_mastre = "x"\n[pretrain]',
         ["[cache.mine]", "unknown flag --flink_mastre"],
     ),
     "steps": (

@@ -1,17 +1,16 @@
-"""palimpsest dedup on other runners: the same list by a job service, by pools and on Dataflow."""
+"""palimpsest dedup on other runners: the same list by Spark, by Ray and on Dataflow."""
 
 import itertools
-import os
 import pathlib
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from pipeline.annexes.deduplication import dedup
-from tests.faults.pools import Cluster
-from tests.support.processes import launched, wait_for
+from tasks import annexes
+from tests.support import clusters
+from tests.support.processes import launched
 from tests.support.servers import dataflow_worker
 from tests.support.servers.dataflow import DataflowServer
 from tests.support.servers.gcs import GcsServer
@@ -36,33 +35,19 @@ def started(*flags: str, **environment: str) -> subprocess.Popen:
     )
 
 
-def test_a_job_service_in_the_process(corpus, wanted, tmp_path):
-    given = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
-    process = started(f"--corpus={corpus}", f"--output={tmp_path}", *given)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert (tmp_path / LISTS).read_bytes() == wanted
-
-
 @pytest.mark.slow
-def test_a_pool_loses_its_worker_and_the_same_command_resumes(corpus, wanted, tmp_path):
-    out = tmp_path / "out"
-    flags = (f"--corpus={corpus}", f"--output={out}")
-    with Cluster(2, tmp_path) as cluster:
-        process = started(*flags, *cluster.flags)
-        assert wait_for(lambda: any(out.glob("signatures-*")), process)
-        os.kill(cluster.workers()[0], signal.SIGKILL)
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 2
-        assert "a worker is lost" in err
-        assert not (out / LISTS).exists()
-        again = started(*flags, *cluster.flags)
-        said, err = again.communicate(timeout=300)
-        assert again.returncode == 0, err
-        assert "kept" in said
-    assert (out / LISTS).read_bytes() == wanted
+@pytest.mark.engines
+@pytest.mark.parametrize("name", clusters.ENGINES)
+def test_clusters(corpus, wanted, tmp_path, name):
+    with getattr(clusters, name)(tmp_path) as cluster:
+        given = (f"--corpus={corpus}", f"--output={tmp_path / 'out'}", *cluster.flags)
+        process = started(*given, **cluster.environment)
+        _, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    assert (tmp_path / "out" / LISTS).read_bytes() == wanted
 
 
+@pytest.mark.skipif("DataflowRunner" not in annexes.entries("engines"), reason="without it")
 @pytest.mark.slow
 def test_dataflow(corpus, wanted, tmp_path):
     """Both jobs run from the staged files alone, in empty environments."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.runners import failures
+from pipeline.runners.engines import FlagsOfFields
 from tasks.reading.corpus import CorpusSpec
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
@@ -28,7 +29,7 @@ _SETTINGS = Rule("KEY=VALUE", lambda given: all("=" in each for each in given))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spark:
+class Spark(FlagsOfFields):
     """Spark, as an engine (`engines.Engine`)."""
 
     master: str | None = field(
@@ -39,7 +40,7 @@ class Spark:
     )
     verbose: bool = False
     is_local = False
-    bills = ""
+    bill = None
 
     def check(self, corpus: CorpusSpec, folder: str) -> None:
         with extras.needed("--runner=spark", "spark"):

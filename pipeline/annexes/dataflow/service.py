@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from pipeline.runners.beam_options import DATAFLOW as RUNNER
-from pipeline.runners.beam_options import runner_name
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import extras
@@ -25,6 +23,7 @@ from tasks.terminal.command_line import UserError
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import GoogleCloudOptions
 
+RUNNER = "DataflowRunner"
 # Packages for workers; their image includes Apache Beam.
 _OURS = ("palimpsest_home.py", "pipeline/**/*", "tasks/**/*", "vocab/**/*")
 _PACKAGES = (
@@ -37,11 +36,6 @@ _RESUME = "finished shards are kept; run the same command again to resume"
 _LONGEST_JOB_NAME = 63
 # A fixed time, so that equal files make equal wheels, which Beam need not upload again.
 _TIME = (1980, 1, 1, 0, 0, 0)
-
-
-def is_runner(runner: str) -> bool:
-    """Returns whether a --runner is Dataflow's."""
-    return runner_name(runner) == RUNNER
 
 
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:
@@ -138,7 +132,7 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version(extras.DISTRIBUTION)
     name = f"{extras.DISTRIBUTION.replace('-', '_')}-{version}"
-    root = pathlib.Path(__file__).parents[2]
+    root = pathlib.Path(__file__).parents[3]
     content = {
         str(path.relative_to(root)): path.read_bytes()
         for pattern in _OURS

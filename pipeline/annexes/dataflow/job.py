@@ -1,4 +1,4 @@
-"""A job by Beam: on a job service or on Dataflow.
+"""A job by Beam.
 
 Unlike Beam, it handles dying workers, user mistakes, noisy logs and a Ctrl-C ignored by the shell.
 """
@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.runners import beam_options, failures
+from pipeline.annexes.dataflow import flags, service
+from pipeline.runners import failures
+from pipeline.runners.engines import Bill
 from tasks.reading.corpus import CorpusSpec
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -40,33 +42,41 @@ class _Counting:
             Metrics.counter(_COUNTERS, name).inc(count)
 
 
+# List prices of Dataflow batch workers in us-central1, dollars per hour. Source: Beam 2.77.0
+# (September 2026), apache_beam/testing/load_tests/dataflow_cost_consts.py, from Google's price
+# list. The default, n1-standard-1, has 3.75 GB of memory and 25 GB of disk per vCPU.
+_DOLLARS_PER_VCPU, _DOLLARS_PER_GB, _DOLLARS_PER_DISK_GB = 0.056, 0.003557, 0.000054
+_DOLLARS = _DOLLARS_PER_VCPU + 3.75 * _DOLLARS_PER_GB + 25 * _DOLLARS_PER_DISK_GB
+# Covers unmeasured differences: vCPU speed, and the start and idle time of workers.
+_ERROR = 0.5
+
+
 @dataclasses.dataclass(frozen=True)
-class Beam:
-    """One of Beam's runners, as an engine (`engines.Engine`)."""
+class Dataflow:
+    """Dataflow, as an engine (`engines.Engine`)."""
 
     arguments: tuple[str, ...]
     verbose: bool = False
     is_local = False
+    bill = Bill("Dataflow", _DOLLARS, _ERROR)
+    is_slow_to_ask = True
+    not_of = staticmethod(flags.not_of)
 
-    @property
-    def bills(self) -> str:
-        return "Dataflow" if self.arguments[0] == f"--runner={beam_options.DATAFLOW}" else ""
+    @classmethod
+    def names(cls) -> list[str]:
+        return []  # Beam has hundreds
+
+    @classmethod
+    def made(cls, given: Sequence[str], verbose: bool) -> "Dataflow":
+        return cls((f"--runner={service.RUNNER}", *given), verbose)
 
     def check(self, corpus: CorpusSpec, folder: str) -> None:
-        if service := _service(self.arguments):
-            service.check(list(self.arguments), corpus, folder)
+        service.check(list(self.arguments), corpus, folder)
 
     def run(
         self, work: Callable[[Any], Mapping[str, int]], pieces: Sequence[Any], folder: str
     ) -> Counter[str]:
         return run(work, pieces, folder, list(self.arguments), self.verbose)
-
-
-def _service(arguments: Sequence[str]) -> Any:
-    from pipeline.runners import dataflow, portable
-
-    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
-    return next((each for each in (dataflow, portable) if each.is_runner(runner)), None)
 
 
 def run(
@@ -75,23 +85,20 @@ def run(
     folder: str,
     arguments: list[str],
     verbose: bool,
+    service: Any = service,
 ) -> Counter[str]:
-    """Calls `function` on elements in a Beam job; as `engines.Engine.run`."""
-    beam = beam_options.import_beam()
+    """Calls `function` on elements in a Beam job of a service; as `engines.Engine.run`."""
+    beam = flags.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    service = _service(arguments)
-
     def explain(error: BaseException) -> UserError | None:
-        return service.explain(error, arguments) if service else None
+        return service.explain(error, arguments)
 
     with contextlib.ExitStack() as stack:
-        if service:
-            arguments = stack.enter_context(service.prepared(arguments, folder))
+        arguments = stack.enter_context(service.prepared(arguments, folder))
         chunks = stack.enter_context(_sendable(_packed(elements), folder))
         interruption = stack.enter_context(failures.job(verbose, explain))
-        if service:
-            interruption.seconds = SERVICE_LIMIT_SECONDS
+        interruption.seconds = SERVICE_LIMIT_SECONDS
         try:
             pipeline = beam.Pipeline(options=PipelineOptions(arguments))
         except ValueError as error:
@@ -153,10 +160,8 @@ def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
 
 def _wait(result: Any, service: Any, arguments: list[str]) -> None:
     try:
-        if service:
-            service.announce(result, arguments)
+        service.announce(result, arguments)
         result.wait_until_finish()
     except KeyboardInterrupt:
-        if service:
-            service.cancel(result, arguments)
+        service.cancel(result, arguments)
         raise

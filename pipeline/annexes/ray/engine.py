@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.runners import failures
+from pipeline.runners.engines import FlagsOfFields
 from tasks.reading.corpus import CorpusSpec
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
@@ -26,7 +27,7 @@ _RETRIES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ray:
+class Ray(FlagsOfFields):
     """Ray, as an engine (`engines.Engine`)."""
 
     address: str | None = field(
@@ -36,7 +37,7 @@ class Ray:
     )
     verbose: bool = False
     is_local = False
-    bills = ""
+    bill = None
 
     @property
     def _head(self) -> str | None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import tomllib
+import types
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,12 @@ from importlib import metadata
 
 import pytest
 
+from pipeline.annexes.dataflow import job as beam_job
+from pipeline.annexes.dataflow import service as dataflow
 from pipeline.building import graph
+from pipeline.building.options import Options
 from pipeline.building.planning import assign
-from pipeline.runners import beam_job, dataflow, failures
+from pipeline.runners import engines, failures
 from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
@@ -41,7 +45,7 @@ from tests.support.servers.gcs import GcsServer
 
 pytestmark = [pytest.mark.google, pytest.mark.processes]
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
 VERSION = metadata.version(extras.DISTRIBUTION)
 TASK = "python_docs_span_corruption"
 TOKEN = "hf_never_to_be_seen"
@@ -373,12 +377,18 @@ def test_beam_without_its_google_cloud_packages(monkeypatch):
 
 
 BEAM_HERE = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+# In place of the service.
+HERE = types.SimpleNamespace(
+    prepared=lambda arguments, folder: contextlib.nullcontext(arguments),
+    explain=lambda error, arguments: None,
+    announce=lambda result, arguments: None,
+)
 
 
 def test_flags_that_beam_rejects(tmp_path):
     flags = [BEAM_HERE, "--environment_type=PROCESS"]
     with pytest.raises(UserError, match=r"Beam refuses its flags.*\n?.*process_command"):
-        beam_job.run(dict, [1], str(tmp_path), flags, verbose=False)
+        beam_job.run(dict, [1], str(tmp_path), flags, False, HERE)
 
 
 def test_job_names():
@@ -426,7 +436,7 @@ def test_a_million_files_are_no_part_of_the_graph(tmp_path, monkeypatch):
         assert len(list(tmp_path.iterdir())) == 1
         assert len(pickle.dumps(chunks)) < 10_000
         assert [piece for chunk in chunks for piece in beam_job._unpacked(chunk)] == pieces
-    counts = beam_job.run(_files_of, pieces, str(tmp_path), [BEAM_HERE], False)
+    counts = beam_job.run(_files_of, pieces, str(tmp_path), [BEAM_HERE], False, HERE)
     assert counts["files"] == 4000
     assert not list(tmp_path.iterdir())
 
@@ -453,3 +463,37 @@ def test_threads_of_a_worker_share_no_buffers(cache, checksums, tmp_path, corpus
         list(pool.map(functools.partial(graph.build_piece, job), assignments))
     expected = checksums(cache)
     assert all(expected[name] == sha256 for name, sha256 in checksums(tmp_path).items())
+
+
+def test_the_bill_of_a_dry_run(build, tmp_path, capsys):
+    flags = ["--dry_run", "--runner=DataflowRunner", "--project=none", "--region=us-central1"]
+    build(tmp_path, *flags)
+    listed = capsys.readouterr().out
+    assert re.search(r"on Dataflow: [\d.]+ vCPU-hours, \$[\d.]+, both ± 50%", listed)
+    flags[1] = "--runner=dataflow"  # Beam reads it, too
+    build(tmp_path, *flags, "--price_per_vcpu_hour=1e9")
+    charged = capsys.readouterr().out
+    build(tmp_path, *flags, "--price_per_vcpu_hour=0")
+    assert "vCPU-hours, $0.00," in capsys.readouterr().out
+    hours, dollars = re.search(r"Dataflow: ([\d.]+) vCPU-hours, \$([\d.,]+),", charged).groups()
+    assert float(dollars.replace(",", "")) > 100
+    assert float(dollars.replace(",", "")) == pytest.approx(float(hours) * 1e9, abs=6e6)
+
+
+@pytest.mark.parametrize("runner", ["DataflowRunner", "dataflow"])
+def test_its_name(runner):
+    flags = ("--project=p",)
+    options = Options("t", "v", "c", runner=runner, runner_flags=flags)
+    assert engines.chosen(options).arguments == ("--runner=DataflowRunner", *flags)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--worker_count=2"], "unknown flag --worker_count (did you mean"),
+        (["--num_workers=2"], "only --runner=DataflowRunner reads --num_workers"),
+    ],
+)
+def test_flags_that_no_engine_or_another_has(build, tmp_path, given, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        build(tmp_path, *given)

@@ -1,0 +1,1 @@
+"""Builds on Google Cloud Dataflow, by Beam."""

@@ -1,0 +1,61 @@
+"""The engine Ray: its flags, and its errors in one line."""
+
+import socket
+import sys
+import types
+
+import pytest
+
+from pipeline.annexes.ray import engine
+from pipeline.building.options import Options
+from pipeline.runners import engines
+from tasks.reading import sources
+from tasks.terminal.command_line import UserError
+
+CORPUS = sources.parse("text:/corpus/*.txt")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--runner=ray", "--adress=a:1"], "unknown flag --adress (did you mean --address?)"),
+        (["--address=auto"], "only --runner=ray reads --address"),
+        (["--part=1/2", "--runner=ray"], "--runner=ray spreads all pieces by itself"),
+    ],
+)
+def test_flags_that_do_not_go_together(build, tmp_path, given, says):
+    assert says in refused(build, tmp_path, *given)
+
+
+def refused(build, tmp_path, *flags):
+    with pytest.raises(UserError) as error:
+        build(tmp_path, *flags)
+    assert not list(tmp_path.iterdir())
+    return str(error.value)
+
+
+def test_its_flags():
+    made = engines.chosen(Options("t", "v", "c", runner="ray", verbose=True))
+    assert made == engine.Ray(verbose=True)
+
+
+def test_the_package_is_missing(build, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = refused(build, tmp_path, "--runner=ray")
+    assert said.startswith("--runner=ray needs the package ray")
+    assert "[ray]" in said
+
+
+@pytest.fixture
+def nobody():
+    """The address of a port where nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+def test_a_cluster_that_does_not_answer(monkeypatch, nobody):
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    for address in (nobody, f"ray://{nobody}"):
+        with pytest.raises(UserError, match=f"no Ray cluster answers at --address={nobody}"):
+            engine.Ray(address=address).check(CORPUS, "")
