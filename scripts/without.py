@@ -4,10 +4,11 @@
     python scripts/without.py --all --output=/tmp/core --test
     python scripts/without.py --drawn=SEED --output=/tmp/copy --test
 
-An annex is deleted with its folder and its tests, tests/PACKAGE/annexes/NAME. The copy has no docs,
-which describe the whole, but for the examples that tests read. `--test` runs what `make test` runs
-in the copy, whose packages replace the installed ones, and checks that no --help has a trace of
-the deleted. The exit code is 1 if anything fails. Without names it lists the annexes.
+An annex is deleted with its folder, its tests, tests/PACKAGE/annexes/NAME, and the annexes that
+need it. The copy has no docs, which describe the whole, but for the examples that tests read.
+`--test` runs what `make test` runs in the copy, whose packages replace the installed ones, and
+checks that no --help has a trace of the deleted. The exit code is 1 if anything fails. Without
+names it lists the annexes.
 """
 
 import argparse
@@ -20,8 +21,11 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Tests of the whole tree: of its docs, its layout's table and its recipes.
-_WHOLE = ("docs", "tests/test_docs.py", "tests/test_migrating.py", "tests/test_budget.py")
+# Tests of the whole tree: of its docs, its layout's table and its recipes, and of several annexes.
+_WHOLE = (
+    *("docs", "tests/test_docs.py", "tests/test_migrating.py", "tests/test_migrating_from_t5x.py"),
+    *("tests/test_budget.py", "tests/trainer/test_migrants_errands.py"),
+)
 _READ = ("docs/extending.md",)
 
 
@@ -31,6 +35,17 @@ def known() -> dict[str, list[str]]:
     for file in sorted(ROOT.glob("*/annexes/*/annex.toml")):
         folder = file.parent.relative_to(ROOT)
         found[folder.name] = [str(folder), str(pathlib.Path("tests", folder))]
+    return found
+
+
+def with_dependents(names: list[str]) -> list[str]:
+    """Returns annexes and those that need one of them, directly or not."""
+    from tasks import annexes
+
+    found = list(dict.fromkeys(names))
+    for name in found:
+        needing = (each.name for each in annexes.annexes() if name in each.needs)
+        found += [each for each in needing if each not in found]
     return found
 
 
@@ -98,6 +113,7 @@ def main() -> int:
         parser.error(f"no annex {unknown[0]}; known: {', '.join(annexes)}")
     if flags.output is None or flags.output.exists():
         parser.error("--output must be a new folder")
+    flags.names = with_dependents(flags.names)
     deleted = [path for name in flags.names for path in annexes[name]]
     copy(flags.output, [*deleted, *_WHOLE])
     files, count = lines([path for name in flags.names for path in annexes[name][:1]])
@@ -116,7 +132,6 @@ def main() -> int:
 
 def _commands(names: list[str]) -> list[str]:
     """Returns the commands of annexes."""
-    sys.path.insert(0, str(ROOT))
     from tasks import annexes
 
     return [
@@ -130,4 +145,5 @@ def _commands(names: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
     sys.exit(main())

@@ -8,6 +8,7 @@ entry point in the group "palimpsest.annexes". Its file annex.toml says what it 
     [commands.training]
     plan = ".plan"
 
+An annex that builds on others of ours, and goes with them, has `needs = ["NAME"]` below its title.
 A slot is a table of names. A value is a module or "module:attribute"; a leading dot stands for the
 annex's own package. Nothing of an annex is imported until a name of it is used. The core reads its
 slots here and names no annex.
@@ -36,6 +37,7 @@ class Annex:
     package: str
     folder: pathlib.Path
     title: str
+    needs: tuple[str, ...]
     slots: Mapping[str, Mapping[str, str]]  # slot -> name -> reference
 
     @property
@@ -64,8 +66,8 @@ def _installed() -> Iterator[Annex]:
 
 def _annex(package: str, file: pathlib.Path) -> Annex:
     value = tomllib.loads(file.read_text("utf-8"))
-    title = value.pop("title")
-    return Annex(package, file.parent, title, dict(_slots("", value, package)))
+    title, needs = value.pop("title"), tuple(value.pop("needs", ()))
+    return Annex(package, file.parent, title, needs, dict(_slots("", value, package)))
 
 
 def _slots(

@@ -10,10 +10,12 @@ then does it get its final name, so the same command continues after a kill.
 
 import dataclasses
 import sys
+from typing import ClassVar
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, ReadIf, field
+from tasks.terminal.flags import groups_of_annexes
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _DTYPES = ("float32", "bfloat16")
@@ -29,22 +31,6 @@ class ModelFlags:
     """The model, for a checkpoint that does not describe it."""
 
     preset: str | None = field(None, "a preset, such as t5_1_1_base", metavar="NAME")
-    gin_file: tuple[str, ...] = field(
-        (), "a gin file of the model; may be repeated", metavar="FILE", repeated=True
-    )
-    gin_search_paths: tuple[str, ...] = field(
-        (),
-        "folders to search for gin files and for the files that they include",
-        metavar="DIR,DIR",
-        repeated=True,
-    )
-    gin_param: tuple[str, ...] = field(
-        (),
-        "binding that overrides the files; --gin.NAME=VALUE does the same",
-        metavar="NAME=VALUE",
-        repeated=True,
-        aliases=("gin.*",),
-    )
     model: tuple[str, ...] = field(
         (),
         "a field of the model; usually written as --model.FIELD=VALUE",
@@ -57,6 +43,8 @@ class ModelFlags:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
     """Flags of the command."""
+
+    ANNEXES: ClassVar[str] = "model_flags"
 
     source: str = field(
         REQUIRED,
@@ -129,24 +117,20 @@ class Flags:
     )
     model: ModelFlags = field(
         ModelFlags,
-        "the model, for checkpoints of T5X and Mesh TensorFlow without config.gin or "
-        "operative_config.gin",
+        "the model, for checkpoints of T5X and Mesh TensorFlow that do not describe it",
         flat=True,
     )
 
 
 def run(flags: Flags) -> int:
     """Converts; returns 1 if the written model computes different results."""
-    model = flags.model
-    if model.gin_param and not model.gin_file:
-        raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")
     from trainer import conversion
 
     size = conversion.check(flags.format, flags.vocabulary, flags.max_shard_size, flags.push_to)
 
     from tasks import vocabulary
     from trainer.conversion import converting
-    from trainer.conversion.sources import Given
+    from trainer.conversion.sources import Given, model_files
     from trainer.conversion.targets import Settings
     from trainer.conversion.verify import NotEqual
 
@@ -157,9 +141,9 @@ def run(flags: Flags) -> int:
     settings = Settings(
         *(*form, found or None, flags.task, flags.cache_dir), unverified=flags.unverified
     )
-    search = tuple(path for paths in model.gin_search_paths for path in paths.split(","))
-    fields = tuple(f"--model.{each}" for each in model.model)
-    given = Given(model.preset, model.gin_file, search, model.gin_param, fields)
+    fields = tuple(f"--model.{each}" for each in flags.model.model)
+    described = tuple(groups_of_annexes(flags)) or model_files()
+    given = Given(flags.model.preset, fields, described)
     try:
         converting.convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)
     except NotEqual as error:

@@ -2,8 +2,6 @@
 
 python -m trainer.pretrain --preset=t5_1_1_small --task=rlm_span_corruption \\
         --cache_dir=DIR --model_dir=DIR [--train_steps=N] [--field.path=value]
-python -m trainer.pretrain --gin_file=FILE [--gin_search_paths=DIR,DIR] [--gin.NAME=VALUE] \\
-        --cache_dir=DIR
 palimpsest pretrain --corpus=SPEC … also builds the cache, and trains meanwhile
 """
 
@@ -23,7 +21,7 @@ def run(flags: Any) -> int:
 
 
 main = Command(
-    "trainer.config.from_flags:GinRunFlags", run, at_once="run the same command to resume"
+    "trainer.config.from_flags:OpenRunFlags", run, at_once="run the same command to resume"
 )
 
 if __name__ == "__main__":

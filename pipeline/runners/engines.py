@@ -29,7 +29,7 @@ _SLOT = "engines"
 LOCAL = "FnApiRunner"
 # Flags sometimes given to the wrong command.
 OF_PRETRAIN = (
-    *("batch_size", "gin_file", "init_from", "lengths.inputs", "lengths.targets", "microbatches"),
+    *("batch_size", "init_from", "lengths.inputs", "lengths.targets", "microbatches"),
     *("model_dir", "optimizer.learning_rate", "optimizer_preset", "preset", "seed"),
     *("tokens_per_batch", "train_steps"),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tasks.terminal import command_line, extras, help, interrupt, toml_flags
-from tasks.terminal.flags import made, parse
+from tasks.terminal.flags import extended, given_flags, made, parse
 from tasks.terminal.interruption import interruptible
 
 
@@ -35,6 +35,11 @@ class Command:
 
     @property
     def flags(self) -> type:
+        """The dataclass with all flags, those of annexes included."""
+        return extended(self._kind)
+
+    @property
+    def _kind(self) -> type:
         if isinstance(self._flags, str):
             module, _, name = self._flags.partition(":")
             return getattr(importlib.import_module(module), name)
@@ -51,7 +56,7 @@ class Command:
                 print(self.help(topic, program))
                 return 0
         with extras.named(), contextlib.nullcontext() if self._once else interruptible():
-            return self._run(made(self.flags, parse(self.flags, words))) or 0
+            return self._run(given_flags(self._kind, words)) or 0
 
     def typed(self, values: Mapping[str, Any]) -> Any:
         """Returns the flags given as Python values, as `toml_flags.words` describes them."""

@@ -8,10 +8,12 @@ parts, too. Any other flag has one value: giving two is a mistake.
 
 import dataclasses
 import functools
+import itertools
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from tasks import annexes
 from tasks.terminal import habits
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
@@ -20,6 +22,7 @@ from tasks.terminal.fields import (
     Rejected,
     Unread,
     check,
+    field,
     kind_in_words,
     parse_value,
 )
@@ -106,6 +109,42 @@ class Given(NamedTuple):
 def flags_of(kind: type) -> tuple[Flag, ...]:
     """Returns the flags of a dataclass, in the order of its fields."""
     return tuple(_walk(kind, "", "", ("", ""), False))
+
+
+@functools.cache
+def extended(kind: Any) -> type:
+    """Returns a dataclass of flags with those of annexes, from the slot named by its `ANNEXES`.
+
+    An entry NAME of the slot is a dataclass, which becomes the group NAME, without a prefix.
+    """
+    own = {each.name for each in dataclasses.fields(kind)}
+    missing = annexes.entries(getattr(kind, "ANNEXES", "")).items()
+    groups = []
+    for name, part in [(name, annexes.load(where)) for name, where in missing if name not in own]:
+        title = (part.__doc__ or "").partition("\n")[0].rstrip(".")
+        groups.append((name, part, field(part, title, flat=True)))
+    if not groups:
+        return kind
+    return dataclasses.make_dataclass(
+        kind.__name__, groups, bases=(kind,), frozen=True, kw_only=True
+    )
+
+
+def groups_of_annexes(flags: Any) -> list[Any]:
+    """Returns the groups of flags that annexes have added; none if no word named one of them."""
+    return [getattr(flags, name) for name in annexes.entries(flags.ANNEXES) if hasattr(flags, name)]
+
+
+def given_flags(kind: Any, words: Sequence[str]) -> Any:
+    """Returns the flags of a command line, as `parse` and `made` read them.
+
+    Flags of annexes are imported only if `kind` lacks a flag that the words name.
+    """
+    known = {name: flag for flag in flags_of(kind) for name in flag.names}
+    before = itertools.takewhile(lambda word: word != "--", words)
+    if not all(_named(word, known)[1] for word in before if word.startswith("--")):
+        kind = extended(kind)
+    return made(kind, parse(kind, words))
 
 
 def names_of(flags: object) -> list[str]:

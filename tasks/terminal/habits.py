@@ -7,6 +7,8 @@ import difflib
 import functools
 from collections.abc import Collection
 
+from tasks import annexes
+
 # Names -> the flags that take their place: the first group, between "|", that the command has.
 _INSTEAD = {
     "output output_dir out_dir out output_path output_file output_prefix output_cache_dir save "
@@ -125,7 +127,7 @@ _ANSWERS = {
         "cuda or tpu chooses"
     ),
     "config config_file conf cfg yaml json params hparams": (
-        "preset", "a file of settings is a gin file: --gin_file; without one give flags"
+        "preset", "settings are flags"
     ),
     "do_train do_eval do_predict train eval mode evaluate": (
         "", "training, evaluation and generation are commands: trainer.pretrain, trainer.finetune, "
@@ -197,7 +199,7 @@ def _instead(name: str, known: Collection[str]) -> list[str]:
 def _answer(name: str, known: Collection[str]) -> str:
     for names, (needed, answer) in _ANSWERS.items():
         if name in names.split() and (not needed or needed in known):
-            return answer
+            return answer + annexes.advice(names.split()[0])
     return ""
 
 

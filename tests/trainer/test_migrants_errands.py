@@ -103,7 +103,7 @@ TO_EVALUATE = r"""
 def test_the_commands_of_primers_readme(text_cache, tmp_path):
     (tmp_path / "gin" / "models").mkdir(parents=True)
     for theirs, ours in (("ours", "defaults"), ("ez", "medium_primer")):
-        text = (HERE / "gin" / "mesh" / f"{theirs}.gin").read_text()
+        text = (HERE / "annexes" / "mesh_gin" / "mesh" / f"{theirs}.gin").read_text()
         text = text.replace("include 'ours.gin'\n", "")
         (tmp_path / "gin" / "models" / f"{ours}.gin").write_text(text)
     variables = {"TPU_NAME": "name", "PROJECT": "project", "ZONE": "zone", "DATA_DIR": "gs://data"}

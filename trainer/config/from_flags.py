@@ -1,17 +1,16 @@
-"""A run's configuration from flags: a preset or gin files, then `--field.path=value`."""
+"""A run's configuration from flags: a preset, then `--field.path=value`."""
 
 import dataclasses
-import importlib
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from tasks import registry
+from tasks import annexes, registry
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
-from tasks.terminal.flags import Given, names_of, parse, refuse_unknown
+from tasks.terminal.flags import Given, groups_of_annexes, parse
 from tasks.terminal.table import table
 from trainer.config import fields, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
@@ -21,8 +20,6 @@ from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 from trainer.model.parts import SLOTS
 
-# The gin reader, imported only if needed.
-_GIN = "trainer.gin.recipe:load"
 # The origin of fields that the user has set.
 _TYPED = "command line"
 # The preset whose values --help shows as defaults.
@@ -68,6 +65,8 @@ def _sizes(name: str) -> tuple[object, ...]:
 class RunFlags:
     """Flags that configure a run: one for each field of `Config`, and recipes."""
 
+    ANNEXES: ClassVar[str] = ""
+
     run: Given = field(REQUIRED, "The run as a whole", flat=True, partial=Config)
     optimizer_preset: str | None = field(
         None,
@@ -97,45 +96,10 @@ class RunFlags:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gin:
-    """Gin files of T5X and Mesh T5."""
+class OpenRunFlags(RunFlags):
+    """Flags that configure a run, with those of annexes that can configure one instead."""
 
-    gin_file: tuple[str, ...] = field(
-        (),
-        "gin file to read; may be repeated, later files override earlier ones",
-        metavar="FILE",
-        repeated=True,
-        often="gin file of T5X or Mesh T5",
-    )
-    gin_search_paths: tuple[str, ...] = field(
-        (),
-        "folders to search for gin files and their includes",
-        metavar="DIR,DIR",
-        repeated=True,
-        aliases=("gin_location_prefix",),
-    )
-    gin_param: tuple[str, ...] = field(
-        (),
-        "binding that overrides the files; same as T5X's --gin.NAME=VALUE",
-        metavar="NAME=VALUE",
-        repeated=True,
-        aliases=("gin_bindings", "gin.*"),
-    )
-
-    @property
-    def folders(self) -> list[str]:
-        return [path for paths in self.gin_search_paths for path in paths.split(",")]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GinRunFlags(RunFlags):
-    """Flags that configure a run, including gin files."""
-
-    gin: Gin = field(
-        Gin, "gin files of T5X and Mesh T5: read, never executed (docs/migrating_from_t5x.md)",
-        flat=True,
-    )  # fmt: skip
-    others: tuple[str, ...] = field((), "flags of T5X and Mesh T5", rest=refuse_unknown)
+    ANNEXES: ClassVar[str] = "run_flags"
 
 
 class Settings(NamedTuple):
@@ -162,7 +126,7 @@ def build_config(
     Applies the model `preset`, a command's `settings`, the recipe `optimizer_preset`, then the
     flags in `overrides`.
     """
-    overrides = _parsed(overrides)
+    overrides = parsed(overrides)
     if settings and settings.model:
         model, origin = settings.model, f"the run {preset}"
     else:
@@ -182,23 +146,7 @@ def build_config(
     return fields.override(config, origins, overrides), origins
 
 
-def build_from_gin(
-    gin_files: Sequence[str],
-    search_paths: Sequence[str],
-    bindings: Sequence[str],
-    preset: str | None,
-    overrides: Sequence[str] | Given,
-) -> tuple[Config, dict[str, str], list[tuple[str, str]]]:
-    """Returns (the configuration, field path -> origin, (subject, text) lines to print)."""
-    overrides = _parsed(overrides)
-    module, _, name = _GIN.partition(":")
-    load: Callable = getattr(importlib.import_module(module), name)
-    typed = list(overrides.typed.values())
-    config, origins, notes = load(gin_files, search_paths, bindings, preset, typed)
-    return fields.override(config, origins, overrides), origins, notes
-
-
-def _parsed(overrides: Sequence[str] | Given) -> Given:
+def parsed(overrides: Sequence[str] | Given) -> Given:
     """Returns the parsed flags; imports --task_module, which may register values for others."""
     if not isinstance(overrides, Given):
         overrides = given(overrides)
@@ -208,45 +156,35 @@ def _parsed(overrides: Sequence[str] | Given) -> Given:
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns (a command's configuration, field path -> origin); prints notes about gin files."""
-    preset = flags.run.values.get("preset")
-    gin = getattr(flags, "gin", Gin())
-    others = getattr(flags, "others", ())
-    if gin.gin_file:
-        others = _without_foreign(others)
-    refuse_unknown(others, names_of(flags))
-    if gin.gin_file:
-        if flags.run.values.get("branch_from"):
-            raise UserError("--branch_from begins with its run's settings: leave out --gin_file")
-        if flags.optimizer_preset:
-            raise UserError("--optimizer_preset and --gin_file both name an optimizer: omit one")
-        fields.refuse_two_values(gin.gin_param, "gin.")
-        config, origins, notes = build_from_gin(
-            gin.gin_file, gin.folders, gin.gin_param, preset, flags.run
-        )
-        for subject, text in notes:
-            print(f"{subject}: {text}", flush=True)
-    elif gin.gin_param:
-        raise UserError(f"--gin.{gin.gin_param[0]} needs a --gin_file")
-    else:
-        if flags.run.values.get("branch_from"):
-            preset, settings = _of_branch(flags.run, settings)
-        preset = preset or from_transformers.named_folder(flags.run)
-        source = flags.run.values.get("init_from") or ""
-        theirs = from_transformers.is_of_transformers(source)
-        if not preset and source and not theirs:
-            settings = settings or Settings("", {})
-            settings = settings._replace(
-                model=model_of_run(source, flags.run.values.get("model_dir"))
-            )
-            preset = flags.run.values["preset"] = source
-        if not preset:
-            hint = f" (did you mean --init_from=hf:{source}?)" if theirs else ""
-            raise UserError(f"--preset or --gin_file is missing{hint}")
-        config, origins = build_config(preset, flags.run, flags.optimizer_preset, settings)
-        config = from_transformers.adopt_model(config, origins)
+    """Returns (a command's configuration, field path -> origin).
+
+    An annex with flags, a group of `flags`, makes it if they are given, and may print notes.
+    """
+    by_annexes = (group.configured(flags) for group in groups_of_annexes(flags))
+    found = next((made for made in by_annexes if made), None)
+    config, origins = found or _of_preset(flags, settings)
     refuse_unread(config, origins)
     return config, origins
+
+
+def _of_preset(flags: RunFlags, settings: Settings | None) -> tuple[Config, dict[str, str]]:
+    """Returns the configuration of --preset, or of the model that another flag names."""
+    preset = flags.run.values.get("preset")
+    if flags.run.values.get("branch_from"):
+        preset, settings = _of_branch(flags.run, settings)
+    preset = preset or from_transformers.named_folder(flags.run)
+    source = flags.run.values.get("init_from") or ""
+    theirs = from_transformers.is_of_transformers(source)
+    if not preset and source and not theirs:
+        settings = settings or Settings("", {})
+        settings = settings._replace(model=model_of_run(source, flags.run.values.get("model_dir")))
+        preset = flags.run.values["preset"] = source
+    if not preset:
+        others = (each.INSTEAD_OF_PRESET for each in annexes.every(OpenRunFlags.ANNEXES))
+        hint = f" (did you mean --init_from=hf:{source}?)" if theirs else ""
+        raise UserError(f"{' or '.join(['--preset', *others])} is missing{hint}")
+    config, origins = build_config(preset, flags.run, flags.optimizer_preset, settings)
+    return from_transformers.adopt_model(config, origins), origins
 
 
 # What a branch does not take from its run: places, its beginning, and what is of a machine.
@@ -321,35 +259,3 @@ def model_of_run(source: str, own: str | None) -> ModelConfig:
         f"--init_from={source} is not a run of this trainer (it has no {CONFIG_FILE}): pass its "
         "--preset, or hf:DIR for a transformers model"
     )
-
-
-# Flags that T5X and Mesh T5 take beside gin files -> what replaces them here.
-_FOREIGN = {
-    "alsologtostderr": "messages go to stderr",
-    "logtostderr": "messages go to stderr",
-    "gcp_project": "training runs on the machine of this command",
-    "initialization_timeout": "see --processes.timeout_seconds",
-    "module_import": "nothing is imported; --task_module names a module with more tasks",
-    "multiprocess_gpu": "see --processes.coordinator",
-    "project_dirs": "nothing is imported; --gin_search_paths has folders of gin files",
-    "seqio_additional_cache_dirs": "the data are in a cache, --cache_dir",
-    "t5_tfds_data_dir": "the data are in a cache, --cache_dir",
-    "tfds_data_dir": "the data are in a cache, --cache_dir",
-    "tpu": "training runs on the machine of this command",
-    "tpu_zone": "training runs on the machine of this command",
-}
-_SWITCHES = ("alsologtostderr", "logtostderr", "multiprocess_gpu")
-
-
-def _without_foreign(words: Sequence[str]) -> list[str]:
-    """Drops the flags of T5X and Mesh T5 that mean nothing here; prints each."""
-    kept, rest = [], iter(words)
-    for word in rest:
-        name, equals, _ = word.removeprefix("--").partition("=")
-        if name not in _FOREIGN:
-            kept.append(word)
-            continue
-        print(f"read, no counterpart: --{name}: {_FOREIGN[name]}", flush=True)
-        if not equals and name not in _SWITCHES:
-            next(rest, None)
-    return kept

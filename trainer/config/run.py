@@ -107,7 +107,7 @@ class Config:
 
     preset: str = field(
         REQUIRED,
-        "preset of the model; gin files may name the model instead",
+        "preset of the model",
         changes="nothing",
         often="model (--help=presets lists them)",
     )

@@ -3,8 +3,10 @@
 import dataclasses
 import os
 import re
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import huggingface
@@ -22,12 +24,6 @@ from trainer.t5x.read import NO_STEP, Checkpoint
 from trainer.t5x.tensors import held
 
 FLAG = "--from"
-# The gin files that T5X and Mesh TensorFlow leave beside checkpoints.
-_GIN_FILES = ("config.gin", "operative_config.gin")
-# Settings that a run requires but model-only gin files lack; models do not depend on them.
-_OF_A_RUN = ("--task=none", "--model_dir=none", "--train_steps=10000")
-_T5X_RUN = "t5x/configs/runs/pretrain.gin"
-_T5X_BINDINGS = ("DROPOUT_RATE=0.0", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 114}")
 _EMBEDDING = "token_embedder/embedding"
 
 
@@ -39,15 +35,38 @@ class Source(NamedTuple):
     transformers: bool
 
 
+class ModelFiles(Protocol):
+    """Files of another program that describe a model: a group of flags, from an annex."""
+
+    FLAG: ClassVar[str]
+    BESIDE: ClassVar[tuple[str, ...]]  # the names that they may have beside checkpoints
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that the flags name."""
+
+    def model(self, files: Sequence[str]) -> ModelConfig:
+        """Returns the model that files describe."""
+
+
+def model_files() -> tuple[ModelFiles, ...]:
+    """Returns all kinds of files that describe models, with no flags set."""
+    return tuple(kind() for kind in annexes.every("model_flags"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Given:
     """The command line's choice of model; `overrides` are `--model.FIELD=value` flags."""
 
     preset: str | None = None
-    gin_files: tuple[str, ...] = ()
-    search_paths: tuple[str, ...] = ()
-    bindings: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+    described: tuple[ModelFiles, ...] = dataclasses.field(default_factory=model_files)
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags that name the model."""
+        preset = ["--preset"] if self.preset else []
+        return preset + [each.FLAG for each in self.described if each.files]
 
 
 class Model(NamedTuple):
@@ -149,9 +168,7 @@ def opened(source: Source, given: Given) -> Opened:
 
 
 def _refuse_given(flag: str, given: Given, reason: str) -> None:
-    named = {"--preset": given.preset, "--gin_file": given.gin_files}
-    set_ones = [*(name for name, value in named.items() if value), *given.overrides]
-    if set_ones:
+    if set_ones := [*given.flags, *given.overrides]:
         raise UserError(f"{set_ones[0]} has no effect on {flag}: {reason}")
 
 
@@ -171,7 +188,7 @@ def _model_of(
         own = _unscanned(config.model)
         return Model(own, config.preset, positions or own.max_positions)
     record = recorded(source.path)
-    if record and not (given.preset or given.gin_files):
+    if record and not given.flags:
         config = fields.from_dict(ModelConfig, record["model"], source.path)
         model = Model(config, record["name"], record["positions"])
     else:
@@ -187,43 +204,29 @@ def _model_of(
 
 
 def _given_model(source: Source, given: Given) -> Model:
-    if given.preset and given.gin_files:
-        raise UserError("--preset and --gin_file both name the model: omit one of them")
+    if len(given.flags) > 1:
+        raise UserError(f"{' and '.join(given.flags)} both name the model: omit one of them")
     if given.preset:
         config = model_preset(given.preset)
         return Model(config, given.preset, config.max_positions)
-    gin_files = list(given.gin_files) or _gin_beside(source.path)
-    if not gin_files:
-        raise UserError(
-            f"{FLAG}={source.path} does not say which model it has (there is neither "
-            f"{' nor '.join(_GIN_FILES)} beside it): name the model with --preset, such as "
-            "--preset=t5_1_1_base, or with --gin_file"
-        )
-    config = _from_gin(gin_files, given)
-    return Model(config, "+".join(map(os.path.basename, gin_files)), config.max_positions)
+    for each in given.described:
+        if found := each.files or _beside(source.path, each.BESIDE):
+            config = each.model(found)
+            return Model(config, "+".join(map(os.path.basename, found)), config.max_positions)
+    names = [name for each in given.described for name in each.BESIDE]
+    reason = f" (there is neither {' nor '.join(names)} beside it)" if names else ""
+    flags = "".join(f", or with {each.FLAG}" for each in given.described)
+    raise UserError(
+        f"{FLAG}={source.path} does not say which model it has{reason}: name the model with "
+        f"--preset, such as --preset=t5_1_1_base{flags}"
+    )
 
 
-def _gin_beside(path: str) -> list[str]:
+def _beside(path: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the first of some files that is in a checkpoint's folder, or beside it."""
     folders = (path, path.rstrip("/").rpartition("/")[0] or ".")
-    places = [files.join(folder, name) for folder in folders for name in _GIN_FILES]
-    return [place for place in places if files.exists(place)][:1]
-
-
-def _from_gin(gin_files: list[str], given: Given) -> ModelConfig:
-    """Returns the model of gin files, which need not describe a run."""
-    from trainer.gin import recipe
-
-    def model(names: list[str], bindings: tuple[str, ...]) -> ModelConfig:
-        flags = [*bindings, *given.bindings]
-        return recipe.load(names, given.search_paths, flags, None, _OF_A_RUN).config.model
-
-    try:
-        return model(gin_files, ())
-    except UserError as error:
-        try:
-            return model([_T5X_RUN, *gin_files], _T5X_BINDINGS)
-        except UserError:
-            raise error from None
+    places = [files.join(folder, name) for folder in folders for name in names]
+    return tuple(place for place in places if files.exists(place))[:1]
 
 
 def _unscanned(config: ModelConfig) -> ModelConfig:

@@ -26,7 +26,7 @@ from tasks.terminal import child
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import field
-from tasks.terminal.flags import flags_of, made, parse, refuse_unknown
+from tasks.terminal.flags import flags_of, given_flags, made, parse, refuse_unknown
 
 _BUILD, _RUN = "build", "pretrain"
 # Flags of a build that makes no whole cache, or changes one on which a run may have trained.
@@ -101,9 +101,9 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _row_tokens(task: str, words: Sequence[str]) -> int | None:
     """Returns the window of the run; raises UserError for a mistake in its flags."""
-    from trainer.config.from_flags import GinRunFlags, configured
+    from trainer.config.from_flags import OpenRunFlags, configured
 
-    config, _ = configured(made(GinRunFlags, parse(GinRunFlags, words)))
+    config, _ = configured(given_flags(OpenRunFlags, words))
     data, rows = config.data, config.lengths
     packed = (data.example_inputs, data.example_targets)
     lengths = packed if data.pack_examples else (rows.inputs, rows.targets)

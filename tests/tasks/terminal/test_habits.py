@@ -18,7 +18,7 @@ def known(module):
         ("trainer.pretrain", "resume-from-checkpoint", "the same command resumes"),
         ("trainer.pretrain", "epochs", "give --train_steps"),
         ("trainer.pretrain", "device", "JAX_PLATFORMS"),
-        ("trainer.pretrain", "config", "--gin_file"),
+        ("trainer.pretrain", "config", "settings are flags"),
         ("trainer.pretrain", "max_length", "--lengths.inputs or --lengths.targets?"),
         ("trainer.pretrain", "seq_length", "--lengths.inputs or --lengths.targets?"),
         ("trainer.pretrain", "num_layers", "--model.num_encoder_layers or --model.num_decoder"),

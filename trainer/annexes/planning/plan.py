@@ -23,7 +23,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rule, at_least, field
 from trainer.config import fields, from_flags
-from trainer.config.from_flags import GinRunFlags
+from trainer.config.from_flags import OpenRunFlags
 
 if TYPE_CHECKING:
     from trainer.annexes.planning.compiled import Target
@@ -33,7 +33,7 @@ _COMPILATIONS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags(GinRunFlags):
+class Flags(OpenRunFlags):
     """Flags of trainer.pretrain and of the plan."""
 
     topology: str | None = field(

@@ -19,10 +19,10 @@ from tasks.storage import files
 from tasks.task import OBJECTIVES
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.flags import made, parse
+from tasks.terminal.flags import given_flags, made, parse
 from trainer.config import CONFIG_FILE, Config, fields, from_transformers, load_config, resuming
 from trainer.config.evaluation import TASK_METRICS
-from trainer.config.from_flags import GinRunFlags, configured
+from trainer.config.from_flags import OpenRunFlags, configured
 from trainer.config.mesh import check_dimensions
 
 _START = "init_from"
@@ -110,7 +110,7 @@ def _checked(recipe: Recipe, stage: Stage) -> Config | None:
             raise UserError(f"--{_START}={source}: no such folder")
         return None
     with contextlib.redirect_stdout(io.StringIO()):  # what gin files have
-        config, origins = configured(made(GinRunFlags, parse(GinRunFlags, words)))
+        config, origins = configured(given_flags(OpenRunFlags, words))
     _check_metrics(config.evaluation.metrics, config.task_module)
     if project := config.metrics.wandb:
         with extras.needed(f"--metrics.wandb={project}", "wandb"):

@@ -8,9 +8,9 @@ import pytest
 from palimpsest.annexes.recipes import recipe, run
 from tasks import registry
 from tasks.terminal.command_line import UserError
-from tasks.terminal.flags import made, parse
+from tasks.terminal.flags import given_flags
 from tests.support.processes import ROOT
-from trainer.config.from_flags import GinRunFlags, configured
+from trainer.config.from_flags import OpenRunFlags, configured
 
 WHOLE = """
 [corpus.a]
@@ -132,7 +132,7 @@ def test_recipes_of_the_tree_are_whole(path):
     for stage in read.stages:
         if stage.kind != "pretrain" or "init_from" in stage.flags:
             continue
-        flags = made(GinRunFlags, parse(GinRunFlags, stage.words))
+        flags = given_flags(OpenRunFlags, stage.words)
         config, origins = configured(flags)
         origin = origins.get("optimizer.name", "")
         assert origin.startswith(("optimizer preset", "command line")) or path.stem == "demo"

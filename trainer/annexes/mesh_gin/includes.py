@@ -6,9 +6,9 @@ Source: google-research/text-to-text-transfer-transformer, `t5/models/gin/**.gin
 
 from typing import Any
 
+from trainer.annexes.gin.includes import described
+from trainer.annexes.gin.reader import Macro, Reference
 from trainer.config.presets import MODEL_PRESETS
-from trainer.gin.includes import described
-from trainer.gin.reader import Macro, Reference
 
 
 def _refer(name: str) -> Reference:

@@ -23,10 +23,12 @@ from tasks.objectives.masks import IidTokens, Mask, RandomPrefix, RandomSpans, R
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rejected
 from tasks.terminal.programs import program
+from trainer.annexes.gin.meaning import Reading, is_size
+from trainer.annexes.gin.reader import Binding, Reference, Statements, Value
+from trainer.annexes.mesh_gin import includes, tables
+from trainer.annexes.mesh_gin.includes import DESCRIPTIONS as DESCRIPTIONS
+from trainer.annexes.mesh_gin.tables import ATTENTION, MLP, NORMS
 from trainer.config.presets import MODEL_PRESETS
-from trainer.gin.meaning import Reading, is_size
-from trainer.gin.mesh_tables import ATTENTION, MLP, NORMS
-from trainer.gin.reader import Binding, Reference, Value
 
 _ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
 _ACTIVATIONS["swish"] = "silu"
@@ -82,12 +84,27 @@ _KINDS = {
 }
 
 
-def is_mesh(selectors: set[str]) -> bool:
+def is_written_in(selectors: set[str]) -> bool:
     """Returns whether files that bind these selectors are Mesh T5's rather than T5X's."""
     return any(name.rpartition(".")[2] in ("run", "make_layer_stack") for name in selectors)
 
 
-def refuse_evaluation(bindings: Iterable[Binding]) -> None:
+def read(statements: Statements, preset: str | None, has_task: bool) -> tuple[Reading, str]:
+    """Returns (what the files mean, the model's preset); `has_task` if --task names the task.
+
+    A given `preset` overrides the files' model and sizes.
+    """
+    _refuse_evaluation(statements.bindings)
+    statements.bindings[:0] = includes.DEFAULTS
+    reading = Reading(statements, tables.KNOWN)
+    reading.everything(("", "encoder", "decoder"))
+    preset = _understand(reading, preset)
+    reading.facts["task"] = _task(reading, has_task)
+    reading.finish(tables.MACROS)
+    return reading, preset
+
+
+def _refuse_evaluation(bindings: Iterable[Binding]) -> None:
     """Raises UserError if files and flags describe a command other than training."""
     for binding in bindings:
         name = f"{binding.selector.rpartition('.')[2]}.{binding.argument}"
@@ -99,11 +116,8 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
             )
 
 
-def understand(reading: Reading, preset: str | None) -> str:
-    """Sets the fields that depend on several bindings; returns the model's preset.
-
-    A given `preset` overrides the files' model and sizes.
-    """
+def _understand(reading: Reading, preset: str | None) -> str:
+    """Sets the fields that depend on several bindings; returns the model's preset."""
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
     if "checkpoint.keep" not in reading.fields:
         reading.set("checkpoint.keep", None, "Mesh T5's default")
@@ -303,7 +317,7 @@ def _set_lengths_and_rows(reading: Reading) -> None:
     )
 
 
-def task(reading: Reading, named: bool) -> Value:
+def _task(reading: Reading, named: bool) -> Value:
     """Returns our task with the bound corpus and objective, or else the task named in the files.
 
     If `named`, a flag names the task and the bound objective is ignored.

@@ -6,7 +6,7 @@ google-research/google-research `primer/`.
 
 from typing import Any
 
-from trainer.gin.meaning import (
+from trainer.annexes.gin.meaning import (
     Argument,
     Reading,
     configurable,
@@ -17,7 +17,7 @@ from trainer.gin.meaning import (
     partitions,
     take,
 )
-from trainer.gin.reader import Value
+from trainer.annexes.gin.reader import Value
 
 ATTENTION, MLP = "SelfAttention", "DenseReluDense"
 

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
+from tasks.terminal import habits
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 from tests.trainer.conftest import assert_one_line, ended
-from trainer.gin import recipe
+from trainer.annexes.gin import recipe
 from trainer.pretrain import main
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
 GOOD = """\
 include 't5x/examples/t5/t5_1_1/tiny.gin'
 include 't5x/configs/runs/pretrain.gin'
@@ -192,3 +194,21 @@ def test_a_binding_with_two_values_is_refused():
     twice = ["--gin.TRAIN_STEPS=5", "--gin.TRAIN_STEPS=6"]
     with pytest.raises(UserError, match=r"^--gin.TRAIN_STEPS=5 and --gin.TRAIN_STEPS=6: give one"):
         main(["--gin_file=t5x/configs/runs/pretrain.gin", *twice])
+
+
+def test_a_file_of_settings_is_a_gin_file():
+    assert "--gin_file" in habits.hint("--config", ["preset"])
+
+
+def test_without_the_files_nothing_of_the_annex_is_imported():
+    code = (
+        "import sys; from trainer.pretrain import main; from tasks.terminal import command_line\n"
+        "try: main([*sys.argv[1:], '--print_config'])\n"
+        "except command_line.UserError: pass\n"
+        "print(*{name.split('.')[2] for name in sys.modules if name[:16] == 'trainer.annexes.'})"
+    )
+    for flag, loaded in (
+        ("--preset=t5_1_1_tiny", []),
+        ("--gin_file=t5x/configs/runs/pretrain.gin", ["gin", "mesh_gin"]),
+    ):
+        assert sorted(started("-c", code, flag).stdout.splitlines()[-1].split()) == loaded

@@ -9,7 +9,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.runs import command, done, run
-from trainer.gin import includes, recipe
+from trainer.annexes.gin import includes, recipe
 from trainer.model.config import ModelConfig
 from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
 

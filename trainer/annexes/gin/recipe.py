@@ -5,17 +5,17 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tasks import registry
+from tasks import annexes, registry
 from tasks.objectives import span_corruption_lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
+from trainer.annexes.gin import includes, reader, t5x, t5x_model
+from trainer.annexes.gin.meaning import Reading, typed
+from trainer.annexes.gin.reader import Binding, Macro, Statements, Value
 from trainer.config import Config, fields
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.data.startup import WASTEFUL
-from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x, t5x_model
-from trainer.gin.meaning import Reading, typed
-from trainer.gin.reader import Binding, Macro, Value
 
 # Packages of T5X, Mesh T5 and their dependencies. Modules in them define no tasks.
 _LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
@@ -47,34 +47,40 @@ def load(
     `preset` overrides the files' model. `overrides` are `--field=value` flags, not applied here.
     Errors name file and line.
     """
-    described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
+    dialects = annexes.every("gin_dialects")
+    described = dict(includes.DESCRIPTIONS)
+    for each in dialects:
+        described.update(each.DESCRIPTIONS)
     statements = reader.read(gin_files, search_paths, flags, described)
     statements.bindings += _given(statements.bindings, overrides)
     named = preset or "+".join(os.path.basename(path) for path in gin_files)
-    if mesh.is_mesh({binding.selector for binding in statements.bindings}):
-        mesh.refuse_evaluation(statements.bindings)
-        statements.bindings[:0] = mesh_includes.DEFAULTS
-        reading = Reading(statements, mesh_tables.KNOWN)
-        reading.everything(("", "encoder", "decoder"))
-        preset = mesh.understand(reading, preset)
-        reading.facts["task"] = mesh.task(reading, _flag(overrides, "task") is not None)
-        reading.finish(mesh_tables.MACROS)
+    selectors = {binding.selector for binding in statements.bindings}
+    dialect = next((each for each in dialects if each.is_written_in(selectors)), None)
+    if dialect:
+        has_task = _flag(overrides, "task") is not None
+        reading, preset = dialect.read(statements, preset, has_task)
     else:
-        if preset:
-            no_model = Binding("", "MODEL", "", None, f"preset {preset}", True)
-            statements.bindings.insert(0, no_model)
-        reading = Reading(statements, t5x.KNOWN)
-        reading.walk(t5x.TRAIN)
-        t5x_model.check_cosine(reading)
-        _set_microbatch_law(reading)
-        _leave_out_own_folder(reading)
-        reading.finish(includes.MACROS)
+        reading = _read_t5x(statements, preset)
     _set_seed(reading)
     _set_task(reading, overrides)
     _warn_of_vocabulary(reading)
     _note_imports(reading, _flag(overrides, "task_module"))
     reading.report_unused()
     return _configured(reading, named, preset)
+
+
+def _read_t5x(statements: Statements, preset: str | None) -> Reading:
+    """Returns what files of T5X mean; a `preset` overrides their model."""
+    if preset:
+        no_model = Binding("", "MODEL", "", None, f"preset {preset}", True)
+        statements.bindings.insert(0, no_model)
+    reading = Reading(statements, t5x.KNOWN)
+    reading.walk(t5x.TRAIN)
+    t5x_model.check_cosine(reading)
+    _set_microbatch_law(reading)
+    _leave_out_own_folder(reading)
+    reading.finish(includes.MACROS)
+    return reading
 
 
 def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Binding]:

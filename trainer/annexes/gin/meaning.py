@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from trainer.gin.reader import (
+from trainer.annexes.gin.reader import (
     COMMANDS,
     FLAXFORMER,
     Binding,

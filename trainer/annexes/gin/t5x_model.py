@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError
+from trainer.annexes.gin import meaning as m
+from trainer.annexes.gin.reader import Reference, Value
 from trainer.config import NORMALIZERS
-from trainer.gin import meaning as m
-from trainer.gin.reader import Reference, Value
 from trainer.model.parts import PER_LAYER
 
 NO_DECODING = "--evaluation.metrics and --evaluation.decoding say what is decoded"

@@ -1,16 +1,22 @@
 """Maps arguments of T5X's runs, data, checkpoints and partitions to our configuration fields.
 
 Source: google-research/t5x: signatures and defaults of `train.train`, `utils`, `partitioning` and
-`trainer`. Models and optimizers are in `trainer.gin.t5x_model`.
+`trainer`. Models and optimizers are in `trainer.annexes.gin.t5x_model`.
 """
 
 import math
 
 from tasks.terminal.command_line import UserError
-from trainer.gin import meaning as m
-from trainer.gin import t5x_model
-from trainer.gin.reader import Value
-from trainer.gin.t5x_model import DECODER_ONLY, ENCODER_DECODER, NO_DECODING, SCHEDULE, none_is
+from trainer.annexes.gin import meaning as m
+from trainer.annexes.gin import t5x_model
+from trainer.annexes.gin.reader import Value
+from trainer.annexes.gin.t5x_model import (
+    DECODER_ONLY,
+    ENCODER_DECODER,
+    NO_DECODING,
+    SCHEDULE,
+    none_is,
+)
 
 
 def _lengths(reading: m.Reading, found: Value) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer.gin import recipe
+from trainer.annexes.gin import recipe
 
 # The experiments of Raffel et al. 2020, as their operative configurations bind them: noise mask,
 # functions of inputs and targets, noise density, lengths of targets -> our task and its settings.

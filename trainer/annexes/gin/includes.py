@@ -6,8 +6,8 @@ Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `example
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.annexes.gin.reader import REQUIRED, Binding, Macro, Reference
 from trainer.config.presets import MODEL_PRESETS
-from trainer.gin.reader import REQUIRED, Binding, Macro, Reference
 
 _REQUIRED = Macro(REQUIRED)
 _T5_VOCABULARY = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"

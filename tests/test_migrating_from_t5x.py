@@ -9,11 +9,13 @@ import pytest
 
 from tasks import registry
 from tasks.terminal.flags import flags_of
+from trainer.annexes.gin import includes, t5x
+from trainer.annexes.mesh_gin import includes as mesh_includes
+from trainer.annexes.mesh_gin import tables as mesh_tables
 from trainer.config import Config, fields
 from trainer.config.presets import model_preset
-from trainer.gin import includes, mesh_includes, mesh_tables, t5x
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "migrating_from_t5x.md").read_text()
 CONFIG = Config("t5_1_1_small", model_preset("t5_1_1_small"))
 FIELDS = {path for path, _ in fields.leaves(CONFIG)}

@@ -6,9 +6,11 @@ import pathlib
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.trainer.annexes.gin.test_recipe import try_arguments
+from trainer.annexes.gin import recipe
+from trainer.annexes.mesh_gin import includes, tables
 from trainer.config import fields
 from trainer.config.presets import model_preset
-from trainer.gin import mesh_includes, recipe
 
 FOLDER = pathlib.Path(__file__).parent / "mesh"
 FLAGS = (
@@ -177,6 +179,17 @@ def test_objectives_map_to_our_tasks():
         "span_3_15_u_u": "c4_span_corruption",
         "prefix_lm": "c4_prefix_lm",
     }
-    assert set(mesh_includes.DESCRIPTIONS) >= {"dataset.gin", "objectives/denoise.gin"}
+    assert set(includes.DESCRIPTIONS) >= {"dataset.gin", "objectives/denoise.gin"}
     masked = load("models/t5.1.1.base.gin", "objectives/denoise.gin").config
     assert masked.task == "c4_iid_15_m_f"
+
+
+ANY = (
+    ["dataset.gin", "models/t5.1.1.base.gin", "objectives/span.gin"],
+    ["MIXTURE_NAME='c4_x'", "run.train_steps=9", "run.batch_size=('sequences_per_batch', 8)"],
+)
+
+
+@pytest.mark.processes
+def test_any_value_of_any_argument():
+    try_arguments(*ANY, tables.KNOWN)
