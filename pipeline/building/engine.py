@@ -282,7 +282,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     rows.append(("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)))
     print(table(("", *splits), rows))
     if job.plan.filters:
-        print(summary.rules_table(expected.filtered))
+        print(graph.filtering("table")(expected.filtered))
     _check_documents(expected.shards, options.max_quarantined)
     unknown.check(unknown.share(expected.shards), options.max_unknown, job, loaded)
     seconds = (

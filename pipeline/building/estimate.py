@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from pipeline.building import graph
-from pipeline.filtering.stages import Filters
 from pipeline.runners.engines import Engine
 from tasks.cache.manifest import Shard
 from tasks.cache.receipts import finished
@@ -69,7 +68,7 @@ class Estimate:
 
     # "documents", "tokens", "rows" and "disk" (bytes) of the whole cache, by split.
     counts: dict[str, dict[str, Quantity]]
-    # Documents that filters judge and drop, by the keys of `Filters.tally`.
+    # Documents that filters judge and drop, by the keys of `Stage.tally`.
     filtered: dict[tuple[str, str], Quantity]
     shards: list[Shard]  # of the sample
     sampled: int  # bytes of the corpus built for the estimate
@@ -79,7 +78,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class _Built:
-    """A built piece: its process, start time, duration, shards, and `Filters.tally`."""
+    """A built piece: its process, start time, duration, shards, and the filters' tally."""
 
     piece: Piece
     process: int
@@ -214,7 +213,7 @@ def _time(job: graph.Job, numbered: tuple[int, Piece]) -> _Built:
     number, piece = numbered
     begin = time.monotonic()
     shards = tuple((split, number) for split in piece.splits)
-    filters = Filters(job.plan.filters) if job.plan.filters else None
+    filters = graph.filtering("stage")(job.plan.filters) if job.plan.filters else None
     graph.build_piece(job, graph.Assignment(piece, shards), filters)
     seconds = time.monotonic() - begin
     sizes = files.list_sizes(job.folder)

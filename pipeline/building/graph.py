@@ -7,8 +7,10 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pyarrow as pa
 
 from pipeline.building import documents
 from pipeline.building.write import ShardWriter
@@ -16,13 +18,32 @@ from pipeline.excluding.filter import Filter
 from pipeline.runners import secret
 from pipeline.runners.engines import Engine, without_pieces
 from pipeline.tokenizer import spelling, tokenize
-from tasks import registry, vocabulary
+from tasks import annexes, registry, vocabulary
 from tasks.cache.manifest import Plan, shard_file
 from tasks.reading import sources
+from tasks.terminal.command_line import UserError
 from tasks.vocabularies import registered
 
-if TYPE_CHECKING:
-    from pipeline.filtering.stages import Filters
+
+class Stage(Protocol):
+    """What an annex does to documents between their reading and writing.
+
+    `tally` counts them, by (kind, reason).
+    """
+
+    tally: Counter[tuple[str, str]]
+
+    def __call__(
+        self, batch: pa.RecordBatch, quarantine: Callable[..., None], edits: Counter[str]
+    ) -> pa.RecordBatch: ...
+
+
+def filtering(name: str) -> Any:
+    """Returns an entry of the annex with filters; raises a UserError without it."""
+    found = annexes.get("filters", name)
+    if found is None:
+        raise UserError("the cache's documents pass filters, which this installation lacks")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +76,7 @@ class Assignment:
         return {shard_file(split, kind, index, plan.shards[split]) for split, index in self.shards}
 
 
-def build_piece(job: Job, assignment: Assignment, filters: "Filters | None" = None) -> Counter[str]:
+def build_piece(job: Job, assignment: Assignment, filters: Stage | None = None) -> Counter[str]:
     """Reads a piece and writes its shards; returns counts for the job's metrics.
 
     `filters` count what each rule drops; by default they are made from the plan. Raises a UserError
@@ -75,9 +96,7 @@ def build_piece(job: Job, assignment: Assignment, filters: "Filters | None" = No
         lists = [each.sha256 for each in job.plan.exclude or ()]
         excluding = {split: Filter.of_cache(job.folder, lists) for split in writers if lists}
         if filters is None and job.plan.filters:
-            from pipeline.filtering.stages import Filters  # compiled loops take long to import
-
-            filters = Filters(job.plan.filters)
+            filters = filtering("stage")(job.plan.filters)
         limits = documents.Limits.of(job.plan, job.corpus.max_document_bytes)
         for split, batch in sources.read(job.corpus, assignment.piece):
             writer, listed = writers[split], excluding.get(split)

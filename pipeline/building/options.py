@@ -3,15 +3,17 @@
 import dataclasses
 
 from pipeline.runners import engines, parts
+from tasks import annexes
 from tasks.cache.manifest import KEEP, QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
-from tasks.terminal.fields import REQUIRED, SHARE, ReadIf, at_least, field
+from tasks.terminal.fields import REQUIRED, SHARE, ReadIf, at_least, field, with_texts
 from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 from tasks.vocabulary import FORMS
 
 
 @dataclasses.dataclass(frozen=True)
+@with_texts(annexes.entries("flags.build"))
 class Options:
     """Options of one build, named like the flags."""
 
@@ -130,12 +132,6 @@ class Options:
         "their documents are left out. In an existing cache, only the shards that hold them are "
         "rewritten. A list stays in force for every later build of the cache",
         joined=",",
-    )
-    filter: tuple[str, ...] = field(
-        (),
-        "sets of rules that every document must pass, such as gopher,c4; one set with settings, "
-        "such as 'gopher?min_words=30'; or a TOML file; may be repeated",
-        repeated=True,
     )
     extend: bool = field(
         False, "add the corpus's new files to the existing cache, as further shards"

@@ -114,11 +114,8 @@ def planned(each: Listed, lists: Sequence[Given]) -> Planned:
     """Returns the plan; `lists` is what `translation.translated` returned for this corpus."""
     of, options, corpus = each.of, each.of.options, each.corpus
     task = of.task
-    filters = None
-    if options.filter:
-        from pipeline.filtering import sets  # compiled loops take long to import
-
-        filters = sets.resolve(options.filter, options.task_module, of.spec.unit)
+    given = getattr(options, "filter", ())  # of an annex
+    filters = given and graph.filtering("resolve")(given, options.task_module, of.spec.unit)
     assignments = assign(corpus.pieces)
     exclude = cache_lists.records(each.existing, lists, options.max_document_bytes, of.folder)
     plan = Plan(
@@ -131,7 +128,7 @@ def planned(each: Listed, lists: Sequence[Given]) -> Planned:
         shards=_shard_counts(assignments),
         pairs=of.limits,
         exclude=exclude,
-        filters=filters,
+        filters=filters or None,
         spelling=_spelling(options),
         sentencepiece_law=None if options.sentencepiece_law == OLD_LAW else NEW_LAW,
     )

@@ -1,11 +1,10 @@
-"""Reports of a build: the final table, and the table of filter rules."""
+"""Reports of a build: the final table, and the next command."""
 
 import glob
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from pipeline.building import graph, lifecycle
 from pipeline.building.lost_text import BYTES
@@ -110,17 +109,6 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
 def counted(shards: list[Shard], field: str) -> Counter[str]:
     """Returns the shards' summed counts in a field, "dropped" or "edits"."""
     return sum((Counter(getattr(shard, field)) for shard in shards), Counter())
-
-
-def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
-    """Returns a table of how many documents each rule would drop alone, or drops first."""
-    from pipeline.filtering.stages import ALONE, FIRST, JUDGED
-
-    rows = [("documents judged", str(counts[JUDGED, ""]), "")]
-    for kind, reason in counts:
-        if kind == ALONE:
-            rows.append((reason, str(counts[kind, reason]), str(counts[FIRST, reason])))
-    return table(("", "would drop", "is the first to"), rows)
 
 
 def next_command(

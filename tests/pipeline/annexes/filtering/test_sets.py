@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 from collections import Counter
 
@@ -263,3 +264,14 @@ def test_a_changed_threshold_of_one_side_is_named(pairs):
 def test_texts_have_no_sides(build, tmp_path, given):
     with pytest.raises(UserError, match="but the corpus has texts"):
         build(tmp_path / "c", f"--filter={given}")
+
+
+def test_a_sample_of_which_nothing_is_kept(build, tmp_path, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["a few words"] * 40}), tmp_path / "a.parquet")
+    corpus = f"--corpus=parquet:{tmp_path}/a.parquet"
+    build(tmp_path / "cache", corpus, "--dry_run", "--filter=length?min_words=100")
+    documents = re.search(r"^documents.*", capsys.readouterr().out, re.M)
+    assert documents[0].split()[1:] == ["0", "0"]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.filtering.statistics import Statistics
+from pipeline.annexes.filtering.statistics import Statistics
 
 Texts: TypeAlias = pa.LargeStringArray
 Edited = tuple[Texts, Counter[str]]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from pipeline.filtering import kernels
+from pipeline.annexes.filtering import kernels
 from pipeline.tokenizer.fast_tokenizer import buffers
 
 _ANY_LENGTH = 1 << 62
