@@ -1,6 +1,6 @@
 // A memo of words and their ids that grows up to a limit and is then emptied. Words of all documents
 // come again in later ones; segments of SentencePiece's words do so soon, which suits memo.h's fixed
-// buckets: they are faster on new text and slower on words met long ago (dev/LOG.md).
+// buckets: they are faster on new text and slower on words met long ago (docs/LOG.md).
 //
 // An entry of 32 bytes holds a word of up to 15 bytes itself, and up to seven ids of 16 bits, in large
 // vocabularies five of 24. Others have a record in the pool. Two entries are a line of cache; a word
