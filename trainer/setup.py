@@ -12,9 +12,9 @@ from trainer.config import CONFIG_FILE, Config, fields, load_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.mesh import check_dimensions
 from trainer.config.phases import in_updates
-from trainer.data import features, followed
+from trainer.data import features
 from trainer.data.cached import CachedData
-from trainer.data.cached_task import open_cache
+from trainer.data.caches import caches_of
 from trainer.data.features import Converter
 from trainer.data.interface import Data, DataVocabulary, Opened, Run
 from trainer.data.mixing import mixtures_of
@@ -57,10 +57,10 @@ def _open_caches(config: Config, origins: dict[str, str], training: bool) -> Ope
         raise UserError("--cache_dir is missing")
     _check_packing(config)
     mixtures = [spec for _, spec in mixtures_of(config)]
-    if config.data.follow:
-        followed.check(config, mixtures)
+    caches = caches_of(config)
+    caches.check(mixtures)
     names = dict.fromkeys(name for spec in mixtures for name in spec.names)
-    tasks = [open_cache(config, name, patient=training) for name in names]
+    tasks = [caches.open(name, patient=training) for name in names]
     for each in tasks:
         check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)

@@ -92,12 +92,12 @@ class Cell:
 
 def fingerprints(config: Config) -> dict[str, str]:
     """Returns the fingerprint of each task's cache; seqio tasks have none."""
-    from trainer.data.cached_task import open_cache
+    from trainer.data import cached_task
 
     if config.task.startswith("seqio:"):
         return {}
     names = dict.fromkeys(name for _, spec in mixtures_of(config) for name in spec.names)
-    return {name: open_cache(config, name).manifest.plan.fingerprint for name in names}
+    return {name: cached_task.opened(config, name).manifest.plan.fingerprint for name in names}
 
 
 def plan(sweep: Sweep, output: str) -> list[Cell]:

@@ -153,7 +153,7 @@ def for_workers(job: Job) -> Job:
 def run(job: Job, pieces: list[Assignment], runner: Engine) -> Counter[str]:
     """Builds the pieces; returns the sums of `build_piece`'s counts.
 
-    If the engine keeps order, every split's first shards come first, for `tasks.cache.following`.
+    If the engine keeps order, every split's first shards come first, for a run that follows.
     """
     slim = for_workers(job)
     if runner.is_local:

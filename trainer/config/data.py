@@ -30,7 +30,6 @@ def _on_task(holds: Callable[[Any], bool]) -> ReadIf:
 
 _SEQIO = _on_task(lambda config: config.data_scheme)
 ON_CACHES = _on_task(lambda config: not config.data_scheme)
-_FOLLOWS = ReadIf(lambda config: config.data.follow, "without --data.follow", whole=True)
 _PACKED = ReadIf(
     lambda config: config.data.pack_examples, "without --data.pack_examples=true", whole=True
 )
@@ -157,30 +156,6 @@ class DataConfig(Checked):
             is_valid,
         ),
         changes="later_batches",
-    )
-    follow: bool = field(
-        False,
-        "train while the caches are being built: the first epoch reads shards in the planned "
-        "order and waits if it overtakes the build; finished caches give the same batches "
-        "(docs/training.md)",
-        often="train while the cache is being built",
-        aliases=("--follow",),
-        read_if=ON_CACHES,
-    )
-    follow_shards: int = field(
-        4,
-        "with follow, number of shards shuffled together in the first epoch and read by "
-        "evaluations during the run; 1 or more",
-        rule=at_least(1),
-        read_if=_FOLLOWS,
-    )
-    follow_timeout_seconds: float | None = field(
-        3600.0,
-        "with follow, seconds to wait if no build is running and no shard is finished; None: no "
-        "limit",
-        rule=above(0),
-        read_if=_FOLLOWS,
-        changes="nothing",
     )
     block_bytes: int = field(
         16 << 30,

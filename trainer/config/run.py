@@ -1,12 +1,13 @@
 """A run's configuration and its file. Imports nothing heavy, because --help imports this."""
 
 import dataclasses
+import functools
 import importlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks import registry
+from tasks import annexes, registry
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
@@ -98,7 +99,7 @@ BRANCH = Rule(
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class _Config:
     """A run's configuration.
 
     As in Mesh TensorFlow, `tokens_per_batch` and `tokens_per_microbatch_per_replica` count
@@ -406,6 +407,24 @@ class Config:
         return _updates(self.profile_steps or "")
 
 
+def _with_annexes(core: type) -> type:
+    """Returns the configuration with a group of settings for each annex that has some."""
+    groups = []
+    for name, reference in annexes.entries("settings").items():
+        kind = annexes.load(reference)
+        words = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
+        groups.append((name, kind, field(kind, words)))
+    whole = dataclasses.make_dataclass("Config", groups, bases=(core,), frozen=True)
+    whole.__module__, whole.__doc__ = __name__, core.__doc__
+    return whole
+
+
+if TYPE_CHECKING:
+    Config = _Config
+else:
+    Config = _with_annexes(_Config)
+
+
 def _updates(text: str) -> range:
     found = re.fullmatch(r"(\d+):(\d+)", text)
     return range(max(1, int(found[1])), int(found[2]) + 1) if found else range(0)
@@ -440,6 +459,13 @@ def _runs_in(folder: str) -> list[str]:
     return [each for each in inner if files.exists(files.join(each, CONFIG_FILE))]
 
 
+def _move(config: dict[str, Any], old: list[str], new: list[str]) -> None:
+    """Moves a stored setting from one path to another, if it is there."""
+    table = functools.reduce(lambda table, name: table.get(name, {}), old[:-1], config)
+    if old[-1] in table:
+        config.setdefault(new[0], {})[new[1]] = table.pop(old[-1])
+
+
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
     path = files.join(model_dir, CONFIG_FILE)
@@ -460,6 +486,8 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
             f"{path} was damaged or edited, since it does not match its sha256: restore it from a "
             "copy, or delete that entry to use the file as it is"
         )
+    for old, new in annexes.entries("moved_settings").items():
+        _move(value["config"], old.split("."), new.split("."))
     # Both may register values that the configuration names.
     importlib.import_module("trainer.zoo")
     if value["config"].get("task_module"):

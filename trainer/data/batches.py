@@ -28,9 +28,8 @@ from trainer.config.phases import Phases
 from trainer.data import segments
 from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
-from trainer.data.followed import FollowedOrder, no_window, reading
 from trainer.data.interleave import MixingSchedule
-from trainer.data.order import BlockOrder, NestedOrder, Order
+from trainer.data.order import Epochs, NestedOrder, Reading, no_window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Source:
 
     task: str
     maker: BatchMaker
-    order: Order | FollowedOrder
+    reading: Reading
     seed: int
     packed: Layout | None = None
     # The latest request, kept so that each block is prefetched once.
@@ -114,13 +113,13 @@ class Source:
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.order, FollowedOrder) and not len(self.maker.windows):
+        if self.whole and not len(self.maker.windows):
             raise no_window(self.task, self.maker.windows)
 
     @functools.cached_property
     def layout(self) -> Layout:
         """The layout of windows in rows."""
-        return self.packed or OneByOne(reading(self.order, len(self.maker.windows)))
+        return self.packed or OneByOne(self.reading)
 
     @property
     def tokens_a_row(self) -> float:
@@ -132,7 +131,7 @@ class Source:
     @property
     def whole(self) -> bool:
         """True if all windows are known; False while the cache is being built."""
-        return not isinstance(self.order, FollowedOrder) or self.order.complete
+        return self.reading.complete
 
     def batch(self, members: Members, rows: int) -> Batch:
         """Returns the features of `rows` rows, given their examples."""
@@ -147,12 +146,11 @@ class Source:
 
     def read_ahead(self, epoch: int, rank: int) -> None:
         """Prefetches a remote cache's shards before their block is read."""
-        if isinstance(self.order, BlockOrder | FollowedOrder):
-            ahead = self.packed if isinstance(self.packed, PairRows) else self.order
-            coming = ahead.following(epoch, rank)
-            if coming not in self._asked_for:
-                self._asked_for[:] = [coming]
-                self.maker.windows.prefetch(coming)
+        ahead = self.packed if isinstance(self.packed, PairRows) else self.reading
+        coming = ahead.following(epoch, rank)
+        if coming and coming not in self._asked_for:
+            self._asked_for[:] = [coming]
+            self.maker.windows.prefetch(coming)
 
 
 class Places(NamedTuple):
@@ -294,9 +292,10 @@ def _first_untouched(before: Source, after: Source, rank: int) -> int:
 
     Both sources are of one task with other lengths; `rank` is the first that `before` leaves.
     """
-    assert isinstance(before.order, NestedOrder)
-    assert isinstance(after.order, NestedOrder)
-    return after.order.begin(before.order.untouched(rank))
+    old, new = (each.reading.order for each in (before, after) if isinstance(each.reading, Epochs))
+    assert isinstance(old, NestedOrder)
+    assert isinstance(new, NestedOrder)
+    return new.begin(old.untouched(rank))
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:

@@ -20,19 +20,26 @@ from tasks.terminal.command_line import UserError, nearest
 from tasks.unit import Unit
 from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
-from trainer.data import features, followed, mixing, segments, startup, task_record
+from trainer.data import features, mixing, segments, startup, task_record
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
 from trainer.data.cached_task import CachedTask
+from trainer.data.caches import TRAIN, caches_of
 from trainer.data.epoch_rows import Decks, Layout, PackedPairs, PairRows
 from trainer.data.examples import ExampleSet, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
-from trainer.data.followed import FollowedOrder
 from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.interleave import MixingSchedule
-from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, NestedOrder, Order
+from trainer.data.order import (
+    BlockOrder,
+    CacheOrder,
+    Epochs,
+    GlobalOrder,
+    NestedOrder,
+    Order,
+    Reading,
+)
 from trainer.observing import activity
 
-_TRAIN = "train"
 # Rows per batch when reading examples.
 _EXAMPLE_ROWS = 64
 
@@ -64,6 +71,7 @@ class CachedData:
     ):
         self._trains, self._packs = training, config.data.pack_examples
         self._config, self.tasks, self._converter = config, tasks, converter
+        self._caches = caches_of(config)
         self.lengths = converter.lengths
         first = tasks[0]
         recorded = first.manifest.plan.vocabulary
@@ -90,7 +98,7 @@ class CachedData:
         config, special = self._config, self.tasks[0].ids.special
         if not (self._nest and self._changes):
             return []
-        startup.check_nest(config, self.tasks)
+        startup.check_nest(config, self.tasks, self._caches)
         return [
             CachedData(
                 config,
@@ -121,9 +129,7 @@ class CachedData:
                     f"{each.cache} was adopted and does not say where documents begin: leave out "
                     "--data.segment_documents"
                 )
-        if config.data.follow:
-            wanted = subset.of_task(self._taken, each.task.name)
-            followed.check_task(each, lengths, self._packs, wanted)
+        self._caches.check_task(each, lengths, subset.of_task(self._taken, each.task.name))
         where = f"the vocabulary of {each.cache}"
         each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
 
@@ -220,53 +226,38 @@ class CachedData:
         return [self._source(each) for each in self.tasks]
 
     def _source(self, each: CachedTask) -> Source:
-        order: Order | FollowedOrder
         name = each.task.name
         seed = noise.task_seed(self._config.seed, name)
-        wanted = subset.of_task(self._taken, name)
         self._check_room()
-        open_as = functools.partial(self.maker, each, _TRAIN, keep_tails=False, packed=self._packs)
-        if self._config.data.follow:
-            if each.manifest.plan.adopted:
-                open_as()  # this checks that no file of the other program has changed
-            # The order adds shards in its own blocks, even for a finished cache.
-            maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
-            order = FollowedOrder(
-                maker.windows,
-                each,
-                self._config.data,
-                wanted,
-                seed,
-                later=lambda: self._order(maker.windows, seed),
-            )
-        else:
-            maker = open_as()
-            if wanted:
-                windows = maker.windows
-                windows.keep_first(subset.count(windows, each.cache, each.manifest, _TRAIN, wanted))
-            order = self._order(maker.windows, seed)
-        layout = self._layout(maker, order, seed) if self._packs else None
-        return Source(name, maker, order, self._config.seed, layout)
+        open_as = functools.partial(self.maker, each, TRAIN, keep_tails=False, packed=self._packs)
+        maker, reading = self._caches.reading(
+            each,
+            open_as,
+            subset.of_task(self._taken, name),
+            seed,
+            lambda windows: self._order(windows, seed),
+        )
+        layout = self._layout(maker, reading, seed) if self._packs else None
+        return Source(name, maker, reading, self._config.seed, layout)
 
-    def _layout(self, maker: BatchMaker, order: Order | FollowedOrder, seed: int) -> Layout:
+    def _layout(self, maker: BatchMaker, reading: Reading, seed: int) -> Layout:
         objective, windows = maker.objective, maker.windows
         together = self._config.model.architecture == "decoder"
         if not isinstance(windows, PairWindows):
             kinds = objective.kinds(maker.example_lengths)
-            turns = followed.reading(order, len(windows))
-            return Decks(turns, deck(kinds, self.lengths, together), seed)
-        assert not isinstance(order, FollowedOrder)  # rejected earlier
-        reading = self._config.data
+            return Decks(reading, deck(kinds, self.lengths, together), seed)
         sides, lengths = objective.sides(maker.example_lengths), maker.example_lengths
         ends = (lengths.inputs - sides[0], lengths.targets - sides[1])
-        in_blocks = reading.shuffle == "block"
-        blocks = windows.blocks(reading.block_bytes) if in_blocks else None
+        shuffle = self._config.data.shuffle
+        in_blocks = shuffle == "block"
+        blocks = windows.blocks(self._config.data.block_bytes) if in_blocks else None
         plan = PackedPairs(windows, ends, self.lengths, together, blocks)
+        order: Order = CacheOrder()
         if in_blocks:
             order = BlockOrder(plan.blocks_B1, seed)
-        elif reading.shuffle == "global":
+        elif shuffle == "global":
             order = GlobalOrder(plan.rows, seed)
-        return PairRows(plan, order)
+        return PairRows(plan, Epochs(plan.rows, order))
 
     def _check_room(self) -> None:
         reading, copied = self._config.data, files.is_remote(self._config.cache_dir)
@@ -293,7 +284,7 @@ class CachedData:
     def rates(self) -> list[tuple[int, list[float]]]:
         """(updates made before, share of each task) for the first mixture and each change."""
         manifests = {each.task.name: each.manifest for each in self.tasks}
-        return mixing.rates(self._config, self.sources, manifests)
+        return mixing.rates(self._config, self.sources, manifests, self._caches.knows_sizes)
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
         """Returns the training batches, or a host's rows of them."""
@@ -332,29 +323,19 @@ class CachedData:
         """Waits for a step's windows to be built; returns False if `stopping()` came first."""
         if all(each.whole for each in self.sources):
             return True
-        timeout = self._config.data.follow_timeout_seconds
         for source, rank in batches.last_windows(step):
-            if isinstance(source.order, FollowedOrder):
-                with activity.doing(None, f"{waits} {source.task}, whose cache is being built"):
-                    if not source.order.wait(rank, timeout, stopping):
-                        return False
+            with activity.doing(None, f"{waits} {source.task}, whose cache is being built"):
+                if not source.reading.wait(rank, stopping):
+                    return False
         return True
 
     def close(self) -> None:
         for each in self.tasks:
-            if each.following:
-                each.following.close()
+            self._caches.close(each)
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
         """Returns the manifest of the shards that evaluations read; waits for them if necessary."""
-        plan, reading = each.manifest.plan, self._config.data
-        if not reading.follow or split not in plan.shards:
-            return each.manifest
-        count = min(plan.shards[split], self._first_shards or plan.shards[split])
-        if each.following:
-            each.following.wait(split, count, reading.follow_timeout_seconds)
-        first = {split: each.manifest.splits[split][:count]}
-        return CacheManifest(plan, first, each.manifest.software)
+        return self._caches.evaluated(each, split, self._trains)
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns a split's windows by task; skips, with a message, tasks without text in it."""
@@ -374,7 +355,7 @@ class CachedData:
             if first and first < empty[0].manifest.plan.shards.get(split, 0):
                 raise UserError(
                     f"{empty[0].cache} has no text in the first {first:,} shards of {split}, which "
-                    "a run with --follow evaluates: raise --data.follow_shards, or pretrain with "
+                    f"this run evaluates: {self._caches.more_shards}, or pretrain with "
                     "--evaluation.every_steps=0"
                 )
             raise UserError(
@@ -392,8 +373,7 @@ class CachedData:
     @property
     def _first_shards(self) -> int | None:
         """Number of leading shards of a split that evaluations read; None means all."""
-        reading = self._config.data
-        return reading.follow_shards if reading.follow and self._trains else None
+        return self._caches.first_shards(self._trains)
 
     def examples(self, split: str) -> list[ExampleSet]:
         evaluation, metrics = self._config.evaluation, named_metrics(self._config)
@@ -427,7 +407,7 @@ class CachedData:
                 each,
                 self.example_lengths(each.task),
                 self.lengths,
-                self._config.data,
+                self._caches,
                 self._taken,
             )
         ]

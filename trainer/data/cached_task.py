@@ -2,11 +2,10 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 from tasks import registry
-from tasks.cache import following
 from tasks.cache.cache import Cache, find_cache
-from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest, cache_names
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
@@ -18,15 +17,15 @@ from trainer.config import Config, fields
 class CachedTask:
     """A task of a run and its cache.
 
-    `task` has the run's settings for its objective; `cache` is the cache's folder. `following` is
-    the cache while it is being built, with a growing manifest; None once it is finished.
+    `task` has the run's settings for its objective; `cache` is the cache's folder. `building` is
+    what an annex knows of a cache that is not finished, whose manifest grows.
     """
 
     task: TaskSpec
     cache: str
     manifest: CacheManifest
     ids: TokenIds
-    following: Following | None = None
+    building: Any = None
 
     @property
     def model(self) -> bytes:
@@ -44,24 +43,21 @@ class CachedTask:
         return Vocabulary(self.model, self.manifest.plan.vocabulary, self.cache)
 
 
-def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
-    """Opens a task's cache, or a relative's; if `patient`, waits for one being built."""
+def opened(config: Config, name: str) -> CachedTask:
+    """Opens a task's finished cache, or a relative's."""
+    task, relatives = found(config, name)
+    cache = Cache.open(find_cache(config.cache_dir, task.name, relatives))
+    return CachedTask(task, cache.folder, cache.manifest, cache.ids)
+
+
+def found(config: Config, name: str) -> tuple[TaskSpec, set[str]]:
+    """Returns (a task with the run's settings for its objective, tasks whose caches serve it)."""
     task = _task(config, name)
     objective = fields.with_settings(
         task.objective, config.objective, "objective", f"the objective of {task.name}"
     )
     task = dataclasses.replace(task, objective=objective)
-    relatives = registry.relatives(task, config.task_module)
-    if config.data.follow:
-        timeout = config.data.follow_timeout_seconds
-        found = following.find(config.cache_dir, task.name, relatives, patient, timeout)
-        if found:
-            folder, state = found
-            building = state if isinstance(state, Following) else None
-            manifest = state.manifest if isinstance(state, Following) else state
-            return CachedTask(task, folder, manifest, Cache(folder, manifest).ids, building)
-    cache = Cache.open(find_cache(config.cache_dir, task.name, relatives))
-    return CachedTask(task, cache.folder, cache.manifest, cache.ids)
+    return task, registry.relatives(task, config.task_module)
 
 
 def _task(config: Config, name: str) -> TaskSpec:

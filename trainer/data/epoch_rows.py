@@ -14,7 +14,7 @@ from tasks.objectives import Lengths, noise
 from tasks.objectives.objective import Slots
 from tasks.objectives.packing import Deck
 from tasks.terminal.command_line import UserError
-from trainer.data.order import BlockOrder, Order, Reading
+from trainer.data.order import Epochs, Reading
 
 _SHUFFLE = 0xDEC4  # separates the order of a deck's windows from other draws
 # Pairs packed together, largest first. With exponential lengths (means 60 and 15, rows of 512 and
@@ -178,7 +178,7 @@ class PairRows:
     """Rows of packed pairs, read in `order`."""
 
     plan: PackedPairs
-    order: Order
+    reading: Epochs  # of rows, not of windows
 
     @property
     def rows_per_epoch(self) -> float:
@@ -186,16 +186,14 @@ class PairRows:
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
         """Returns ranges [first, last) of pairs: a rank's block and the next one."""
-        assert isinstance(self.order, BlockOrder)
         firsts_R1 = self.plan.firsts_R1
         return [
             (int(firsts_R1[first]), int(firsts_R1[last]))
-            for first, last in self.order.following(epoch, rank)
+            for first, last in self.reading.following(epoch, rank)
         ]
 
     def members(self, ranks_W: np.ndarray) -> Members:
-        epochs_W, ranks_W = np.divmod(ranks_W, self.plan.rows)
-        rows_W = self.order(epochs_W, ranks_W)
+        epochs_W, ranks_W, rows_W = self.reading(ranks_W)
         firsts_W = self.plan.firsts_R1[rows_W]
         counts_W = self.plan.firsts_R1[rows_W + 1] - firsts_W
         rows_E = np.repeat(np.arange(len(ranks_W)), counts_W)

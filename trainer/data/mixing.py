@@ -57,14 +57,19 @@ def _languages(config: Config) -> MixtureSpec | None:
 
 
 def rates(
-    config: Config, sources: Sequence[Source], manifests: Mapping[str, CacheManifest]
+    config: Config,
+    sources: Sequence[Source],
+    manifests: Mapping[str, CacheManifest],
+    knows_sizes: bool = True,
 ) -> list[tuple[int, list[float]]]:
-    """Returns (updates made before, share of each source) for the first mixture and each change."""
+    """Returns (updates made before, share of each source) for the first mixture and each change.
+
+    Without known sizes, `trainer.data.caches` has rejected rates that depend on them.
+    """
     changes = []
     for step, spec in mixtures_of(config):
-        # A run that follows a build does not know sizes; rates that depend on them are rejected.
         unknown = dict.fromkeys(spec.names, 1.0)
-        sizes = unknown if config.data.follow else _sizes(spec.size, sources, manifests)
+        sizes = _sizes(spec.size, sources, manifests) if knows_sizes else unknown
         weights = spec.weights(sizes)
         if spec.max_epochs is None:
             total = sum(weights.values())

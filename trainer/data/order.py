@@ -3,13 +3,17 @@
 Dimensions: W requested windows, B blocks.
 """
 
+import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
+from tasks.cache.windows import Windows
 from tasks.objectives import noise
+from tasks.terminal.command_line import UserError
 from trainer.data.permutation import permuted
 
 # Keep the seeds of orders apart from noise seeds, and the seed of the block order apart from the
@@ -30,18 +34,29 @@ class Order(Protocol):
         """Returns the window, int64 [W], at each rank (0 to windows - 1) in its epoch."""
 
 
-class Reading(Protocol):
-    """Maps ranks in a run to epochs and windows; `windows` is the number per epoch."""
+class Reading(abc.ABC):
+    """Maps ranks in a run to epochs and windows."""
 
-    @property
-    def windows(self) -> int: ...
+    # The number of windows per epoch; a UserError is raised if it is not known yet.
+    windows: int
+    # True if all windows of an epoch are known.
+    complete = True
 
+    @abc.abstractmethod
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns (epoch, rank in it, window index) for each of `ranks_W`, each int64 [W]."""
 
+    @abc.abstractmethod
+    def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
+        """Returns ranges [first, last) of windows to prefetch: a rank's block and the next."""
+
+    def wait(self, rank: int, stopping: Callable[[], bool]) -> bool:
+        """Waits until the window at a rank is known; returns False if `stopping()` came first."""
+        return True
+
 
 @dataclasses.dataclass(frozen=True)
-class Epochs:
+class Epochs(Reading):
     """Epochs of the same windows, each in its own order."""
 
     windows: int
@@ -50,6 +65,9 @@ class Epochs:
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         epochs_W, ranks_W = np.divmod(ranks_W, self.windows)
         return epochs_W, ranks_W, self.order(epochs_W, ranks_W)
+
+    def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
+        return self.order.following(epoch, rank) if isinstance(self.order, BlockOrder) else []
 
 
 class GlobalOrder:
@@ -162,6 +180,14 @@ class NestedOrder:
         epochs, inside = divmod(-(-rank // self._per), self._count)
         group = self._group if self._seed is not None else 1
         return epochs * self._count + min(self._count, -(-inside // group) * group)
+
+
+def no_window(name: str, windows: Windows) -> UserError:
+    """Returns the error for a task or cache whose training split is too small."""
+    return UserError(
+        f"the training split of {name} has fewer than {windows.window_tokens} tokens, too few "
+        "for one window: use more text or shorter lengths"
+    )
 
 
 def within_block(ranks_W: np.ndarray, size: int, seed: int, epoch: int, block: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from trainer.config.phases import Phases
 from trainer.config.skips import described
 from trainer.data.batches import Source
 from trainer.data.cached_task import CachedTask
+from trainer.data.caches import Caches
 from trainer.data.features import Batch, filling
 
 Line = tuple[str, str]
@@ -32,24 +33,17 @@ def task_lines(
     task: CachedTask,
     lengths: Lengths,
     rows: Lengths,
-    reading: DataConfig,
+    caches: Caches,
     amounts: Mapping[str, Take],
 ) -> Iterator[Line]:
     """Yields lines about a task's examples (of `lengths`, in `rows`) and cache, and warnings."""
+    reading = caches.config.data
     plan, objective, windows = task.manifest.plan, source.maker.objective, source.maker.windows
     read = "a pair" if objective.unit is Unit.PAIR else f"{windows.window_tokens} corpus tokens"
     yield "task", f"{source.task}: {read} -> inputs {lengths.inputs}, targets {lengths.targets}"
     needed, ids = objective.sentinels(lengths), task.ids
     yield "sentinels", f"{needed} needed, {ids.sentinels} in the vocabulary of {ids.size} ids"
-    if reading.follow:
-        done = "all" if source.whole else f"{windows.shards:,}"
-        yield (
-            "follow",
-            f"{task.cache}: the first epoch reads its {plan.shards['train']:,} shards in the order "
-            f"of the plan, {reading.follow_shards:,} at a time; {done} are read in so far; it "
-            "waits if it overtakes the build; evaluations read the first "
-            f"{reading.follow_shards:,} shards of their split",
-        )
+    yield from caches.lines(task, None if source.whole else windows.shards)
     if not source.whole:
         return
     count, tokens = len(windows), task.manifest.total("train", "tokens")
@@ -166,13 +160,13 @@ def phase_lines(phases: Phases, updates: int) -> Iterator[Line]:
         yield "", f"from update {before + 1:,} on, {tokens}: {phase.rows:,} rows a batch{lengths}"
 
 
-def check_nest(config: Config, tasks: Sequence[CachedTask]) -> None:
+def check_nest(config: Config, tasks: Sequence[CachedTask], caches: Caches) -> None:
     """Raises a UserError for what cannot be read with lengths that change."""
     flag, phases, reading = "--length_schedule", config.phases, config.data
     if phases.nest not in [each.lengths for each in phases.phases]:
         raise UserError(f"{flag}: one phase must have both the longest inputs and targets")
     for name, is_set in (
-        ("data.follow", reading.follow),
+        ("follow", not caches.knows_sizes),
         ("data.take", reading.take is not None),
         ("data.pack_examples", reading.pack_examples),
         ("data.shuffle=block", reading.shuffle == "block"),

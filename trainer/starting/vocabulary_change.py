@@ -19,7 +19,7 @@ from tasks.vocabulary import TokenIds, Vocabulary
 from tasks.vocabulary_changes import rows as vocabulary_rows
 from tasks.vocabulary_changes.rows import NONE, Rows
 from trainer.config import Config, fields, from_transformers
-from trainer.data.cached_task import open_cache
+from trainer.data import cached_task
 from trainer.data.mixing import mixtures_of
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
@@ -161,7 +161,7 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
         if not config.task or not config.cache_dir:
             return None, "it has no vocabulary beside it"
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
-        loaded = open_cache(config, name).vocabulary
+        loaded = cached_task.opened(config, name).vocabulary
     except (UserError, KeyError) as error:
         return None, f"its own vocabulary was not found ({error})"
     same = loaded.record.sha256 == sha256

@@ -56,11 +56,10 @@ def test_batches_lie_one_after_another(begins, sizes, borders):
     [
         [],
         MIXED,
-        ["--data.follow=true", "--data.follow_shards=1"],
         ["--task=python_docs_prefix_lm", "--data.pack_examples=true", "--data.example_inputs=20",
          "--data.example_targets=20", "--lengths.targets=64"],
     ],
-    ids=["one task", "mixture and schedule", "followed", "packed"],
+    ids=["one task", "mixture and schedule", "packed"],
 )  # fmt: skip
 def test_a_change_of_rows_loses_and_repeats_none(text_cache, flags):
     data = run_of(text_cache, *flags, SCHEDULE).data
@@ -306,7 +305,6 @@ def test_an_epoch_of_nested_windows_reads_each_once():
 
 def test_what_lengths_that_change_exclude_is_refused(text_cache):
     for flags in (
-        ["--data.follow=true"],
         ["--data.take=0.5"],
         ["--data.shuffle=block"],
         ["--data.pack_examples=true", "--task=python_docs_prefix_lm"],

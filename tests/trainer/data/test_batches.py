@@ -18,7 +18,7 @@ from trainer.config import config_changes, load_config, save_config
 from trainer.config.phases import Phase, Phases
 from trainer.data.batches import BatchMaker, Places, Source, TrainingBatches, evaluation_batches
 from trainer.data.features import FeatureConverter
-from trainer.data.order import GlobalOrder
+from trainer.data.order import Epochs, GlobalOrder
 
 LENGTHS = Lengths(inputs=64, targets=18)
 
@@ -40,7 +40,8 @@ def training(maker, batch_size, seed, **hosts):
 
 
 def source(maker, seed, task="a_task"):
-    return Source(task, maker, GlobalOrder(len(maker.windows), seed), seed)
+    count = len(maker.windows)
+    return Source(task, maker, Epochs(count, GlobalOrder(count, seed)), seed)
 
 
 def places(batches, steps):

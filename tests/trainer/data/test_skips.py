@@ -38,11 +38,10 @@ def test_updates_count_the_kept_batches(borders):
         [],
         ["--task=python_docs_span_corruption=0.7,python_docs_prefix_lm=0.3",
          "--lengths.targets=96", "--mixing.schedule=4: python_docs_span_corruption=1"],
-        ["--data.follow=true", "--data.follow_shards=1"],
         ["--task=python_docs_prefix_lm", "--data.pack_examples=true", "--data.example_inputs=20",
          "--data.example_targets=20", "--lengths.targets=64"],
     ],
-    ids=["one task", "mixture and schedule", "followed", "packed"],
+    ids=["one task", "mixture and schedule", "packed"],
 )  # fmt: skip
 def test_a_run_reads_the_batches_that_another_reads_without_the_skip(text_cache, flags):
     whole, skipping = (run_of(text_cache, *flags, *more).data for more in ((), SKIP))

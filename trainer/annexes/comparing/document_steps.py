@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tasks.cache import old_states
-from tasks.cache.following import Following
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import as_flag
+from trainer.annexes.following.building_cache import Following
 from trainer.checkpoints import metadata
 from trainer.config import Config, fields
 from trainer.data.batches import Source, TrainingBatches
@@ -65,8 +65,7 @@ class Sightings:
         self._first = run.config.branch[1] + 1 if run.config.branch else 1
         self.count = max(0, self.steps + 1 - self._first)
         tasks, self._paths = [], []
-        if run.config.data.follow:
-            _ = data.sources  # reads which shards are built so far
+        _ = data.sources  # reads which shards are built so far
         for task in data.tasks:
             if task.manifest.plan.adopted:
                 raise UserError(f"{task.cache} is from another program, which records no documents")
@@ -160,7 +159,7 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
     if not old_states.is_whole(manifest):
         building = Following(task.cache, manifest.plan, known=manifest.splits)
         manifest = building.manifest
-    return dataclasses.replace(task, manifest=manifest, following=building)
+    return dataclasses.replace(task, manifest=manifest, building=building)
 
 
 def prepared(config: Config, origins: dict[str, str], cache_dir: str | None) -> tuple[Run, Data]:

@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tasks.cache import following
 from tasks.cache.manifest import PLAN, PLAN_MARK, plan_from_dict
 from tasks.storage import lock
 from tasks.terminal.command_line import UserError
@@ -20,6 +19,10 @@ from tests.support import runs
 from tests.support.published import Published
 from tests.support.runs import assert_shared
 from tests.support.trees import same
+from tests.trainer.config import test_phases
+from tests.trainer.data import test_skips
+from trainer.annexes.following import building_cache
+from trainer.config import load_config, save_config
 from trainer.config.from_flags import build_config
 from trainer.config.unused_fields import refuse_unread
 from trainer.data.interface import Waiting
@@ -32,8 +35,8 @@ BLOCK = 2
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
-    monkeypatch.setattr(following, "_LOOK_SECONDS", (0.0, 0.0))
-    monkeypatch.setattr(following, "_PAUSE_SECONDS", 0.002)
+    monkeypatch.setattr(building_cache, "_LOOK_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(building_cache, "_PAUSE_SECONDS", 0.002)
 
 
 # Tokens of shards: some have no window, some end in the middle of one, and one is empty.
@@ -117,7 +120,7 @@ def test_a_block_has_the_windows_that_end_in_its_shards(whole_cache):
     borders = [0, *ends[BLOCK - 1 :: BLOCK].tolist()]
     borders += [len(windows)] * (borders[-1] != len(windows))
     ranks = np.arange(2 * len(windows))
-    epochs, inside, read = source.order(ranks)
+    epochs, inside, read = source.reading(ranks)
     assert epochs.tolist() == (ranks // len(windows)).tolist()
     assert inside.tolist() == (ranks % len(windows)).tolist()
     for first, last in itertools.pairwise(borders):
@@ -125,7 +128,7 @@ def test_a_block_has_the_windows_that_end_in_its_shards(whole_cache):
         assert sorted(block) == list(range(first, last))
         assert block != sorted(block)
     # The second epoch is that of any run.
-    later = GlobalOrder(len(windows), source.order._seed)
+    later = GlobalOrder(len(windows), source.reading._seed)
     usual = later(np.ones(len(windows), int), np.arange(len(windows)))
     assert read[len(windows) :].tolist() == usual.tolist()
 
@@ -157,7 +160,7 @@ def test_pairs_whose_length_nothing_limits_are_refused(text_cache, tmp_path):
     task = "python_docs_supervised"
     folder = published_caches.make(tmp_path / task, text_cache, SIZES, "pairs")
     for flags, says in (
-        (("--lengths.inputs=39",), "may get inputs of up to 40 tokens with --data.follow=true"),
+        (("--lengths.inputs=39",), "may get inputs of up to 40 tokens with --follow"),
         (("--data.pack_examples=true",), "rows of pairs are packed once all lengths are known"),
     ):
         with pytest.raises(UserError, match=says):
@@ -216,7 +219,7 @@ def test_a_wait_ends_when_the_run_is_stopped(published, capsys):
     # The thread that makes batches ahead waits as well, until it is told.
     iterated = data.batches().iterate(0)
     threading.Timer(0.1, data.close).start()
-    with pytest.raises(following.Closed):
+    with pytest.raises(building_cache.Closed):
         next(iterated)
 
 
@@ -264,7 +267,7 @@ def test_receipts_of_a_plan_that_began_during_a_look_are_not_taken(
     batches = data.batches()
     record = {"sha256": "0", "kind": "ids", "documents": 2, "paragraphs": 0}
     other = json.loads((published.folder / PLAN).read_text()) | {"exclude": [record]}
-    replacing, usual = threading.Lock(), following.read_receipt
+    replacing, usual = threading.Lock(), building_cache.read_receipt
     marks = [*published.folder.glob(f"{PLAN_MARK}*")]
 
     def read_receipt(path):
@@ -277,7 +280,7 @@ def test_receipts_of_a_plan_that_began_during_a_look_are_not_taken(
                 published.shards("train", *range(BLOCK))
         return usual(path)
 
-    monkeypatch.setattr(following, "read_receipt", read_receipt)
+    monkeypatch.setattr(building_cache, "read_receipt", read_receipt)
     for _ in range(2):
         with pytest.raises(UserError, match=r"different plan .*\(a takedown: .*with 2 entries"):
             batches[0]
@@ -300,7 +303,7 @@ def test_a_run_waits_for_the_plan(whole_cache, tmp_path, capsys):
     data = run_of(tmp_path, training=True).data
     assert data.fingerprints == run_of(whole_cache).data.fingerprints
     assert f"waiting for the plan of {tmp_path / SPANS}" in capsys.readouterr().out
-    data.tasks[0].following.patient = False
+    data.tasks[0].building.patient = False
     with pytest.raises(UserError, match="are not built yet"):
         data.batches()[0]
 
@@ -356,7 +359,7 @@ def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, p
 def test_a_first_block_without_text_for_evaluations_is_named(text_cache, tmp_path):
     sizes = {"train": (9000, 4003), "validation": (0, 0, 1300)}
     cache = published_caches.make(tmp_path / SPANS, text_cache, sizes)
-    says = r"no text in the first 2 shards of validation, .*raise --d"
+    says = r"no text in the first 2 shards of validation, .*raise --f"
     with pytest.raises(UserError, match=says):
         run_of(cache, training=True).data.evaluation("validation", 4)
     assert run_of(cache, "--data.follow_shards=3", training=True).data.evaluation("validation", 4)
@@ -369,12 +372,12 @@ BOTH = f"--task={SPANS},{PREFIX}"
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: the total is not known"),
-        (("--engine=t5x",), "--engine=t5x with --data.follow=true: the engine never waits"),
+        (("--data.take=0.5",), "--data.take=0.5 with --follow: the total is not known"),
+        (("--engine=t5x",), "--engine=t5x with --follow: the engine never waits"),
         (("--data.take=99999999 tokens",), "tokens in train, not this many"),
         ((f"--task={PREFIX}", *WIDE), "too few for one window: use more text"),
         ((BOTH,), "the rate of python_docs_span_corruption follows from its size"),
-        ((BOTH, "--mixing.max_epochs=2"), "--mixing.max_epochs with --data.follow=true"),
+        ((BOTH, "--mixing.max_epochs=2"), "--mixing.max_epochs with --follow"),
     ],
 )
 def test_what_cannot_be_followed_is_one_line(whole_cache, flags, says):
@@ -384,9 +387,9 @@ def test_what_cannot_be_followed_is_one_line(whole_cache, flags, says):
 
 def test_follow_stands_alone_on_the_command_line():
     for words, follows in ((["--follow", "--seed=1"], True), (["--follow=false"], False)):
-        assert build_config("t5_1_1_tiny", words)[0].data.follow == follows
+        assert build_config("t5_1_1_tiny", words)[0].following.on == follows
     config, origins = build_config("t5_1_1_tiny", ["--data.follow_shards=9"])
-    with pytest.raises(UserError, match=r"follow_shards has no effect without --data"):
+    with pytest.raises(UserError, match=r"following.shards has no effect without --follow"):
         refuse_unread(config, origins)
 
 
@@ -417,3 +420,33 @@ def test_a_bucket_is_followed_by_polling(gcs, whole_cache, tmp_path):
     local.finish()
     upload()
     assert same(batches[steps + 1000], whole[steps + 1000])
+
+
+ONE_AT_A_TIME = ["--follow", "--following.shards=1"]
+
+
+def test_a_change_of_rows_loses_and_repeats_none(text_cache):
+    test_phases.test_a_change_of_rows_loses_and_repeats_none(text_cache, ONE_AT_A_TIME)
+
+
+def test_a_run_reads_the_batches_that_another_reads_without_the_skip(text_cache):
+    test_skips.test_a_run_reads_the_batches_that_another_reads_without_the_skip(
+        text_cache, ONE_AT_A_TIME
+    )
+
+
+def test_lengths_do_not_change_in_a_run_that_follows(text_cache):
+    with pytest.raises(UserError, match="--length_schedule cannot be combined with --follow"):
+        test_phases.run_of(text_cache, test_phases.LONGER, "--follow").data.batches()
+
+
+def test_stored_settings_of_earlier_versions_are_moved(tmp_path):
+    config, origins = build_config("t5_1_1_tiny", [f"--model_dir={tmp_path}", "--task=a_lm"])
+    save_config(config, origins)
+    path = tmp_path / "config.json"
+    value = json.loads(path.read_text())
+    del value["config"]["following"], value["sha256"]
+    value["config"]["data"] |= {"follow": True, "follow_shards": 7, "follow_timeout_seconds": 5}
+    path.write_text(json.dumps(value))
+    following = load_config(str(tmp_path))[0].following
+    assert (following.on, following.shards, following.timeout_seconds) == (True, 7, 5)

@@ -15,43 +15,41 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tasks.cache import following, subset
-from tasks.cache.following import Following
+from tasks.cache import subset
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
-from tasks.mixture import MixtureSpec
-from tasks.objectives import Lengths
-from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
-from trainer.config import Config, DataConfig
+from trainer.annexes.following import building_cache
+from trainer.annexes.following.building_cache import Following
+from trainer.annexes.following.options import FollowingConfig
 from trainer.data.cached_task import CachedTask
-from trainer.data.order import BlockOrder, Epochs, Order, Reading, within_block
+from trainer.data.order import BlockOrder, Order, Reading, no_window, within_block
 
 _SPLIT = "train"
 
 
-class FollowedOrder:
+class FollowedOrder(Reading):
     """The order of a cache's windows in a run that may follow its build.
 
-    Only this object adds to `windows`. `reading` holds the number of shards per block and the
-    shuffling within it; `wanted` is the amount taken, None means all; `later` makes the order of
-    epochs after the first, once all windows are known.
+    Only this object adds to `windows`. `following` holds the number of shards per block, in which
+    windows are permuted if `shuffled`; `wanted` is the amount taken, None means all; `later` makes
+    the order of epochs after the first, once all windows are known.
     """
 
     def __init__(
         self,
         windows: Windows,
         task: CachedTask,
-        reading: DataConfig,
+        following: FollowingConfig,
+        shuffled: bool,
         wanted: Take | None,
         seed: int,
         later: Callable[[], Order],
     ):
         self._windows, self._folder, self._manifest = windows, task.cache, task.manifest
-        self._following, self._wanted, self._later = task.following, wanted, later
-        self._block_shards, self._seed = reading.follow_shards, seed
-        self._shuffled = reading.shuffle != "none"
+        self._following, self._wanted, self._later = task.building, wanted, later
+        self._block_shards, self._seed, self._shuffled = following.shards, seed, shuffled
+        self._timeout = following.timeout_seconds
         # (first window of each known block, then the number of windows; the order of later
         # epochs, once all windows are known). One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
@@ -60,16 +58,14 @@ class FollowedOrder:
         self.advance()
 
     @property
-    def windows(self) -> int:
-        """Number of windows per epoch; raises a UserError if the cache is not finished."""
+    def windows(self) -> int:  # type: ignore[override]
         if not self.complete:
             assert self._following
             raise self._following.refuse(_SPLIT, self._of)
         return int(self._state[0][-1])
 
     @property
-    def complete(self) -> bool:
-        """True if all windows of an epoch are known."""
+    def complete(self) -> bool:  # type: ignore[override]
         return self._state[1] is not None
 
     @property
@@ -130,17 +126,16 @@ class FollowedOrder:
         firsts, later = self._state
         return later is not None or rank < int(firsts[-1])
 
-    def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
-        """Waits until the window at a rank is known; returns False if `stopping()` came first."""
+    def wait(self, rank: int, stopping: Callable[[], bool]) -> bool:
         if self.knows(rank):
             return True
         build = self._patient()
-        return following.wait(
+        return building_cache.wait(
             self._folder,
             lambda: self.knows(rank),
             lambda: build.missing(_SPLIT, self._border(self._shards)),
             build,
-            timeout_seconds,
+            self._timeout,
             stopping,
         )
 
@@ -187,70 +182,3 @@ class FollowedOrder:
         block = int(np.searchsorted(firsts, rank, side="right")) - 1
         ends = firsts[block : block + 3].tolist()
         return list(itertools.pairwise(ends))
-
-
-def no_window(name: str, windows: Windows) -> UserError:
-    """Returns the error for a task or cache whose training split is too small."""
-    return UserError(
-        f"the training split of {name} has fewer than {windows.window_tokens} tokens, too few "
-        "for one window: use more text or shorter lengths"
-    )
-
-
-def reading(order: Order | FollowedOrder, windows: int) -> Reading:
-    """Returns the order of a run's windows; `windows` is their number per epoch, if known."""
-    return order if isinstance(order, FollowedOrder) else Epochs(windows, order)
-
-
-def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
-    """Returns a manifest without the shards of a split."""
-    known = {split: []} if split in manifest.plan.shards else manifest.splits
-    return CacheManifest(manifest.plan, known, manifest.software)
-
-
-def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Raises a UserError for a setting that needs a finished cache, even if it is finished."""
-    follow = "with --data.follow=true"
-    if config.engine != "palimpsest":
-        raise UserError(f"--engine={config.engine} {follow}: the engine never waits; leave out one")
-    if config.mixing.max_epochs is not None or any(each.max_epochs for each in mixtures):
-        raise UserError(f"--mixing.max_epochs {follow}: sizes are not known yet; leave out one")
-    for each in mixtures:
-        if len(each.tasks) > 1 and (free := [name for name, rate in each.tasks if rate is None]):
-            raise UserError(
-                f"--task {follow}: the rate of {free[0]} follows from its size, which is not known "
-                "yet; give every task a rate, such as a=0.7,b=0.3"
-            )
-
-
-def check_task(task: CachedTask, lengths: Lengths, packs: bool, wanted: Take | None) -> None:
-    """Raises a UserError for a task that needs a finished cache; `lengths` are an example's."""
-    objective = task.task.objective
-    follow = "with --data.follow=true"
-    if wanted and wanted.unit == subset.SHARE:
-        raise UserError(
-            f"--data.take={wanted} {follow}: the total is not known yet; give an amount, such as "
-            "'2^29 tokens' or '1000 documents'"
-        )
-    if objective.unit is Unit.TEXT:
-        return
-    if packs:
-        raise UserError(
-            f"--data.pack_examples=true {follow}: rows of pairs are packed once all lengths are "
-            "known; leave out one of the two"
-        )
-    limits = task.manifest.plan.pairs
-    if objective.cuts_sides or limits is None:
-        return
-    for side, most, limit in zip(
-        ("inputs", "targets"),
-        objective.sides(lengths),
-        (limits.max_inputs, limits.max_targets),
-        strict=True,
-    ):
-        if not 0 < limit <= most + 1:  # the limit counts EOS
-            built = f"up to {limit:,} tokens" if limit else "any number of tokens"
-            raise UserError(
-                f"{task.cache} may get {side} of {built} {follow}: build it with --max_{side}="
-                f"{most + 1} or less, or use --objective=too_long=cut"
-            )
