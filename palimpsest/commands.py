@@ -20,7 +20,6 @@ _CORE: dict[str, dict[str, str]] = {
         "build": "pipeline.build",
         "inspect": "pipeline.inspect",
         "verify": "pipeline.verify",
-        "adopt": "pipeline.adopt",
         "write_pairs": "tasks.write_pairs",
         "make_questions": "tasks.make_questions",
     },

@@ -115,7 +115,7 @@ def get(name: str, module: str | None = None) -> TaskSpec:
         if name.startswith("seqio:"):
             raise UserError(
                 f"--task={name}: trainer.pretrain trains on seqio's tasks as they are; for a "
-                "cache, run seqio_cache_tasks, then pipeline.adopt on its folder (docs/adopting.md)"
+                "cache, run seqio_cache_tasks, then adopt its folder (docs/adopting.md)"
             )
         known, family = tasks(module), name.partition("_")[0] + "_"
         names = ", ".join(each for each in known if each.startswith(family))

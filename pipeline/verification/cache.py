@@ -4,15 +4,14 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.excluding.lists import Given, copy_name
 from pipeline.verification.absence import Absence, Sought
-from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
-from tasks import vocabulary
+from tasks import annexes, vocabulary
 from tasks.cache import old_states
 from tasks.cache.manifest import (
     MANIFEST,
@@ -58,7 +57,7 @@ def verify(folder: str, workers: int = 1, exclude: Sequence[Given] = ()) -> Veri
     if manifest.plan.adopted:
         if exclude:
             raise UserError(f"{folder} is another program's cache, which records no documents")
-        faults = check_shared_files(folder, manifest)
+        faults = _of_adopted("shared")(folder, manifest)
     else:
         faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
     own, of_lists = _own_lists(folder, manifest.plan)
@@ -96,8 +95,20 @@ _Lists = tuple[Sequence[str], Sequence[str]]
 
 
 def _checker(folder: str, plan: Plan, lists: _Lists) -> Callable[[_Job], Checked]:
-    checker = AdoptedChecker(folder, plan) if plan.adopted else ShardChecker(folder, plan, *lists)
+    checker: Callable[..., Checked]
+    if plan.adopted:
+        checker = _of_adopted("checker")(folder, plan)
+    else:
+        checker = ShardChecker(folder, plan, *lists)
     return lambda job: checker(*job)
+
+
+def _of_adopted(name: str) -> Any:
+    """Returns an entry of the annex that adopts caches; raises a UserError without it."""
+    found = annexes.get("adopted", name)
+    if found is None:
+        raise UserError("this installation cannot verify caches of other programs")
+    return found
 
 
 def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:

@@ -9,13 +9,12 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from pipeline.adopting.scan import Hashed
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.traces import Traces
 from pipeline.verification import decoding
@@ -41,6 +40,8 @@ HAS_LIST = (
     "receipt, run it once more, and report a bug"
 )
 _BLOCK_BYTES = 1 << 20
+# Bytes that are read at a time where no number is given.
+_MOST_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +215,22 @@ def _check_receipt(folder: str, name: str, shard: Shard, plan: Plan, faults: lis
         fields = [key for key, value in expected.items() if there.get(key) != value]
         what = f"it and {MANIFEST} differ in {', '.join(fields) or 'their fields'}"
         faults.append(Fault(name, what, "delete the receipt, then " + _REDO))
+
+
+class Hashed:
+    """Counts and hashes a file while it is read."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
+
+    def read(self, count: int | None = None) -> bytes:
+        data = self._file.read(count or _MOST_BYTES)
+        self._hash.update(data)
+        self.bytes += len(data)
+        return data
+
+    def entry(self) -> FileEntry:
+        return FileEntry(self.bytes, self._hash.hexdigest())
 
 
 def _fault(file: Hashed, name: str, entry: FileEntry, inside: str = "") -> Fault | None:

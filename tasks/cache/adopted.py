@@ -1,4 +1,4 @@
-"""Caches of other programs, indexed by pipeline.adopt and read in place.
+"""Caches of other programs, indexed by an annex and read in place.
 
 The records stay unchanged; these files are added, the first two for each file of records:
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks import annexes
 from tasks.cache.adopted import PROGRAMS, RAGGED_INDEX, AdoptedCounts, Adoption
 from tasks.cache.checked_json import (
     RESTORE,
@@ -160,8 +161,8 @@ _BUILT = Remedy(
     "delete the file and run pipeline.build again, which redoes only that shard",
 )
 _ADOPTED = Remedy(
-    "restore it, or run pipeline.adopt again",
-    "restore the file, or run pipeline.adopt again if it was changed on purpose",
+    "restore it, or adopt the cache again",
+    "restore the file, or adopt the cache again if it was changed on purpose",
 )
 
 
@@ -249,7 +250,7 @@ def _holds(folder: str) -> str:
             return "lists languages, each with its own cache beside it: name one of those"
         if name.startswith("info.") or name.endswith(".idx"):
             program = "seqio" if name.startswith("info.") else "Megatron"
-            return f"is a cache of {program}: index it with pipeline.adopt --cache_dir={folder}"
+            return f"is a cache of {program}{annexes.advice('foreign_cache')}"
     return "holds no cache: build one with pipeline.build"
 
 

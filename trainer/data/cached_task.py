@@ -33,7 +33,7 @@ class CachedTask:
         if not self.ids.model:
             raise UserError(
                 f"the vocabulary of {self.cache} is unknown because it was adopted without one: "
-                "run pipeline.adopt again with --vocabulary"
+                "adopt it again with --vocabulary"
             )
         return self.ids.model
 

@@ -59,7 +59,7 @@ def parquet(tmp_path):
         (["--vocabulary=FOLDER/none"], "no vocabulary at"),
         (["--runner=PrismRunner"], "unknown --runner=PrismRunner: it is "),
         (["--runner=slurm"], "on Slurm, give each task of an array --part=K/N"),
-        (["--task=seqio:mine"], "seqio_cache_tasks, then pipeline.adopt on its folder"),
+        (["--task=seqio:mine"], "seqio_cache_tasks, then adopt its folder"),
         (["--task=span_coruption"], "did you mean span_corruption?"),
         (["--corpus=text:FOLDER/a.tar::b.txt"], "of an archive, all files are read"),
         (["--corpus=text:gs://bucket/a.tar::b.txt"], "chains of URLs are not read"),

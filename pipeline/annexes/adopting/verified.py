@@ -3,14 +3,14 @@
 import functools
 import hashlib
 
-from pipeline.adopting import engine, megatron, seqio_cache
-from pipeline.adopting.options import PAIRS, TARGETS, Options
+from pipeline.annexes.adopting import engine, megatron, seqio_cache
+from pipeline.annexes.adopting.options import PAIRS, TARGETS, Options
 from pipeline.verification.shard import Checked, Fault
 from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_AGAIN = "run pipeline.adopt again"
+_AGAIN = "run palimpsest adopt again"
 
 
 class AdoptedChecker:

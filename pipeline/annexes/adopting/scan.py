@@ -1,13 +1,12 @@
 """Scans record files: checks, counts and indexes every row."""
 
 import dataclasses
-import hashlib
 import struct
 from collections.abc import Callable
-from typing import IO
 
 import numpy as np
 
+from pipeline.verification.shard import Hashed
 from tasks.cache import records
 from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts
 from tasks.cache.manifest import PAIR_INDEX, FileEntry, PairCounts
@@ -15,7 +14,6 @@ from tasks.cache.records import CorruptRecord, loops
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_BLOCK_BYTES = 16 << 20
 _LENGTH = struct.Struct("<Q")
 _LENGTH_BYTES, _HEAD_BYTES = 8, 12
 # Ids are int32.
@@ -110,22 +108,6 @@ class Collector:
         if self.is_pairs:
             pairs = PairCounts(self._inputs, longest["inputs"], longest["targets"], 0, 0)
         return Scan(entry, np.concatenate(self._index), counts, pairs, documents)
-
-
-class Hashed:
-    """Counts and hashes a file while it is read."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
-
-    def read(self, count: int | None = None) -> bytes:
-        data = self._file.read(count or _BLOCK_BYTES)
-        self._hash.update(data)
-        self.bytes += len(data)
-        return data
-
-    def entry(self) -> FileEntry:
-        return FileEntry(self.bytes, self._hash.hexdigest())
 
 
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.adopt import main
+from pipeline.annexes.adopting.adopt import main
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
@@ -15,8 +15,10 @@ from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.support import foreign_caches, runs
 from tests.support.runs import assert_shared
 from tests.support.trees import assert_equal
+from tests.trainer import conftest
 from tests.trainer.conftest import training_metrics
 
+text_cache, pairs_and_text = conftest.text_cache, conftest.pairs_and_text
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
 SPLITS = ("train", "validation")
 

@@ -1,20 +1,20 @@
 """Indexes a seqio cache or a Megatron data set in place.
 
-    python -m pipeline.adopt --cache_dir=CACHES/TASK --vocabulary=DIR [--extra_ids=100]
+    palimpsest adopt --cache_dir=CACHES/TASK --vocabulary=DIR [--extra_ids=100]
 
 Every record is read once and checked. A row index of each file, 20 bytes per row, and a manifest
 with checksums are added to the folder or, with --index_dir, written there; no file of the
 cache is copied or changed. Rerun the same command to resume.
 """
 
-from pipeline.adopting.options import Options
+from pipeline.annexes.adopting.options import Options
 from tasks.terminal.command import Command
 from tasks.terminal.table import table
 
 
 def run(options: Options) -> None:
     """Indexes the cache and prints what it holds."""
-    from pipeline.adopting import engine
+    from pipeline.annexes.adopting import engine
 
     found, manifest = engine.adopt(options)
     columns = ("rows", "tokens")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline import verify
-from pipeline.adopt import main
+from pipeline.annexes.adopting.adopt import main
 from tasks.cache.cache import Cache
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
@@ -48,10 +48,10 @@ def test_a_large_file_is_scanned_in_blocks(tmp_path, monkeypatch):
     rows = [generator.integers(2, 900, n).tolist() for n in generator.integers(0, 60, 300)]
     rows = [[*row, 1] if number % 3 else row for number, row in enumerate(rows)]
     foreign_caches.write_megatron(tmp_path / "m", "x", rows)
-    from pipeline.adopting import scan
+    from pipeline.verification import shard
 
     whole = run(tmp_path / "m").manifest
-    monkeypatch.setattr(scan, "_BLOCK_BYTES", 67)
+    monkeypatch.setattr(shard, "_MOST_BYTES", 67)
     assert run(tmp_path / "m").manifest == whole
     (shard,) = whole.splits["train"]
     assert shard.adopted
@@ -131,7 +131,7 @@ def test_mistakes_are_named(tmp_path, name):
 def test_flags_and_later_changes(tmp_path):
     folder = tmp_path / "m"
     foreign_caches.write_megatron(folder, "x", ROWS)
-    with pytest.raises(UserError, match=r"is a cache of Megatron: index it with pipeline.adopt"):
+    with pytest.raises(UserError, match=r"is a cache of Megatron; `palimpsest adopt` indexes it"):
         Cache.open(str(folder))
     with pytest.raises(UserError, match="--validation=y leaves no data set for validation"):
         run(folder, "--validation=y")

@@ -18,9 +18,9 @@ from importlib import metadata
 
 import numpy as np
 
-from pipeline.adopting import megatron, seqio_cache
-from pipeline.adopting.options import CONCAT, TARGETS, Options
-from pipeline.adopting.scan import MOST_IDS, Found, Scan
+from pipeline.annexes.adopting import megatron, seqio_cache
+from pipeline.annexes.adopting.options import CONCAT, TARGETS, Options
+from pipeline.annexes.adopting.scan import MOST_IDS, Found, Scan
 from tasks import registry
 from tasks.cache.adopted import Adoption
 from tasks.cache.manifest import (

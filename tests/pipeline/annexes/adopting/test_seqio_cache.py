@@ -8,7 +8,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from pipeline import adopt, verify
+from pipeline import verify
+from pipeline.annexes.adopting import adopt
 from tasks.cache.cache import Cache
 from tasks.cache.lineage import Lineage
 from tasks.cache.pair_windows import row_windows

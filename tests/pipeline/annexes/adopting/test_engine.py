@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import adopt, inspect, verify
-from pipeline.annexes.report import report
+from pipeline import inspect, verify
+from pipeline.annexes.adopting import adopt
 from pipeline.building import lifecycle
+from tasks import annexes
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.cache.windows import Windows
@@ -173,10 +174,10 @@ def test_workers_scan_the_same(tmp_path, monkeypatch):
 def test_the_command_ends_with_one_line(tmp_path):
     folder = texts(tmp_path / "t")
     cut(folder)
-    done = started("-m", "pipeline.adopt", f"--cache_dir={folder}")  # fmt: skip
+    done = started("-m", "pipeline.annexes.adopting.adopt", f"--cache_dir={folder}")  # fmt: skip
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"python -m pipeline.adopt: error: {shard(folder)} ends in row 19")
+    assert line.startswith(f"palimpsest adopt: error: {shard(folder)} ends in row 19")
 
 
 def shard(folder, number=1):
@@ -331,7 +332,7 @@ def test_flags_without_effect_and_wrong_folders(tmp_path):
         run(tmp_path / "ours")
     with pytest.raises(UserError, match=r"--read=pairs: the rows of .* have no inputs"):
         run(texts(tmp_path / "u"), "--read=pairs")
-    with pytest.raises(UserError, match=r"is a cache of seqio: index it with pipeline.adopt"):
+    with pytest.raises(UserError, match=r"is a cache of seqio; `palimpsest adopt` indexes it"):
         Cache.open(str(folder))
 
 
@@ -350,7 +351,9 @@ def test_a_cache_that_changes_after_the_adoption_is_named(tmp_path, capsys):
     assert "ends in row 19: it was cut short" in capsys.readouterr().out
 
     records.write_bytes(whole[:30] + bytes([whole[30] ^ 4]) + whole[31:])
-    with pytest.raises(UserError, match=r"corrupt in row 0: .* restore the file, or run pipeline"):
+    with pytest.raises(
+        UserError, match=r"corrupt in row 0: .* restore the file, or adopt the cache"
+    ):
         tokens(folder)
 
     # Records that are sound but are others.
@@ -380,8 +383,9 @@ def test_the_other_commands(tmp_path, capsys):
     assert "4 tokens of 1 row; 1 to be predicted" in shown
     assert "train.tfrecord-00000-of-00002:3" in shown
     assert "#6 #7 → #6" in shown
-    with pytest.raises(UserError, match="was adopted from seqio and has no table of documents"):
-        report.main([f"--cache={folder}"])
+    if report := annexes.get("commands.caches", "cache report"):
+        with pytest.raises(UserError, match="was adopted from seqio and has no table of documents"):
+            report.main([f"--cache={folder}"])
     ours = dataclasses.replace(Cache.open(str(folder)).manifest.plan, adopted=None)
     with pytest.raises(UserError, match=r"holds a cache with a different plan \(adopted"):
         lifecycle.check(str(folder), ours, extend=False)

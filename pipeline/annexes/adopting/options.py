@@ -1,4 +1,4 @@
-"""Options of an adoption, the source of `pipeline.adopt`'s flags."""
+"""Options of an adoption, the source of `palimpsest adopt`'s flags."""
 
 import dataclasses
 import os

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.adopting.options import PAIRS, TARGETS
-from pipeline.adopting.scan import Found, Scan, scan_records
+from pipeline.annexes.adopting.options import PAIRS, TARGETS
+from pipeline.annexes.adopting.scan import Found, Scan, scan_records
 from tasks.cache import records
 from tasks.cache.adopted import SEQIO
 from tasks.storage import files

@@ -12,7 +12,7 @@ import struct
 
 import numpy as np
 
-from pipeline.adopting.scan import Found, Scan, scan_tokens
+from pipeline.annexes.adopting.scan import Found, Scan, scan_tokens
 from tasks.cache.adopted import MEGATRON
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
