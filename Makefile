@@ -138,7 +138,7 @@ fuzz: $(VENV)/.dev ## search for examples that break a property, each time among
 
 # Builds, runs and tokenizers that combine features at random; NIGHTLY=10 makes ten times as many.
 NIGHTLY ?= 1
-FUZZ = $(BIN)/python -m tests.fuzz $(1) --count=$$(($(2) * $(NIGHTLY))) $(FUZZ_FLAGS)
+FUZZ = $(BIN)/python -m tests.laboratory $(1) --count=$$(($(2) * $(NIGHTLY))) $(FUZZ_FLAGS)
 
 fuzz-builds: $(VENV)/.dev ## compare 300 random builds, killed, extended and taken down, with an oracle
 	$(call FUZZ,builds,300)
@@ -152,27 +152,21 @@ fuzz-tokenizers: $(VENV)/.peers ## compare 200 random tokenizers with their libr
 fuzz-configs: $(VENV)/.peers ## compare 300 random config.json with transformers
 	$(call FUZZ,configs,300)
 
-chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 162 other faults, and compare the caches
+chaos: $(VENV)/.dev ## break builds by 100 SIGKILLs, Ctrl-Cs and SIGTERMs and 162 other faults, with an oracle
+	$(BIN)/python -m tests.laboratory builds --large --count=6 --kills=17 --workers=1-4 --seed=7
+
+chaos-train: $(VENV)/.dev ## break training runs 20 times and compare their results (after make demo)
+	$(BIN)/python -m tests.laboratory runs --cache_dir=$(DEMO)/cache --kills=10 --damages=9 --steps=200 \
+	    --seed=7
+
+chaos-follow: $(VENV)/.dev ## break builds and the runs that follow them 15 times, and compare their results
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
-	$(BIN)/python -m tests.faults builds --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \
-	    --workers=1-4 --seed=7
+	$(BIN)/python -m tests.laboratory followed --vocabulary=$(DEMO)/vocabulary --kills=15 --steps=200 \
+	    --jobs=1 --seed=7
 
-chaos-train: $(VENV)/.demo ## break training runs 20 times and compare their results (after make demo)
-	@rm -rf $(DEMO)/chaos
-	$(BIN)/python -m tests.faults runs --output=$(DEMO)/chaos --cache_dir=$(DEMO)/cache \
-	    --kills=10 --damages=9 --steps=200 --seed=7
-
-chaos-follow: $(VENV)/.demo ## break builds and the runs that follow them 15 times, and compare their results
-	@rm -rf $(DEMO)/chaos_follow
-	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
-	    --output=$(DEMO)/vocabulary
-	$(BIN)/python -m tests.faults followed --output=$(DEMO)/chaos_follow \
-	    --vocabulary=$(DEMO)/vocabulary --kills=15 --steps=200 --seed=7
-
-chaos-recipe: $(VENV)/.demo ## break the demo's recipe 20 times, in each stage, and compare the results
-	@rm -rf $(DEMO)/chaos_recipe
-	$(BIN)/python -m tests.faults recipes --output=$(DEMO)/chaos_recipe --kills=20 --seed=7
+chaos-recipe: $(VENV)/.dev ## break the demo's recipe 20 times, in each stage, and compare the results
+	$(BIN)/python -m tests.laboratory recipes --kills=20 --jobs=1 --seed=7
 
 benchmark: $(VENV)/.peers ## compare builds with SentencePiece and batches with T5, about 12 minutes
 	$(BIN)/python -m benchmarks.text --output=$(DEMO)/text.parquet

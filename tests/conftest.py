@@ -116,7 +116,7 @@ LONGEST = (
     "decoding/test_transformers", "building/test_seqio_cache", "data/test_seqio_data",
     "trainer/test_convert", "building/test_build_tokenizer_json", "building/test_pairs",
     "golden/test_t5x_parameters", "filtering/test_sets", "building/test_extend",
-    "deduplication/test_engine", "pipeline/test_verify", "fuzz/test_fuzz",
+    "deduplication/test_engine", "pipeline/test_verify", "laboratory/test_samples",
 )  # fmt: skip
 
 

@@ -14,4 +14,4 @@ def test_a_module_is_run_by_python_unless_it_has_a_short_name(monkeypatch):
         palimpsest.main(["report", "run"])
     assert seen == ["palimpsest vocab train"]
     assert program("vocab.train") == "python -m vocab.train"
-    assert program("tests.fuzz") == "python -m tests.fuzz"
+    assert program("tests.laboratory") == "python -m tests.laboratory"

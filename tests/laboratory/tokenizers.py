@@ -30,7 +30,7 @@ from tokenizers import (
 from pipeline.tokenizer import byte_level, tokenize
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
-from tests.fuzz.forks import Difference
+from tests.laboratory.commands import Difference
 
 TEXTS = 100_000  # for each tokenizer
 _BATCH = 1000

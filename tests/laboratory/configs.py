@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tasks.terminal.command_line import UserError
-from tests.fuzz.forks import Difference
+from tests.laboratory.commands import Difference
 from tests.trainer.huggingface import random_shapes
 from tests.trainer.huggingface.random_shapes import DECODER, ENCODER, T5, YARN
 from trainer.huggingface import folder_parity, load, model_config, parity

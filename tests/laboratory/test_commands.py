@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from tasks.terminal.command_line import UserError
-from tests.faults import command
-from tests.faults.command import Command
+from tests.laboratory import commands
+from tests.laboratory.commands import Command, Difference
 
 SLEEPING_CHILD = """
 import signal, subprocess, sys, time
@@ -25,7 +24,8 @@ def start(tmp_path):
 
     def starts(script):
         (tmp_path / "stub.py").write_text(script)
-        started.append(Command("a stub", ["stub"], tmp_path / "log").start(cwd=tmp_path))
+        started.append(Command(["stub"], tmp_path / "log", name="a stub"))
+        started[-1].start(cwd=tmp_path)
         return started[-1]
 
     yield starts
@@ -35,15 +35,15 @@ def start(tmp_path):
 
 def test_output_and_exit_code_are_returned(start):
     made = start("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
-    assert made.wait(30) == 3
+    assert made.wait(30).code == 3
     assert made.exit_code == 3
     assert sorted(made.output().split()) == ["err", "out"]
-    with pytest.raises(UserError, match="a stub ended with 3"):
+    with pytest.raises(Difference, match="a stub ended with 3"):
         made.check_alive()
 
 
 def test_a_traceback_is_noticed(start):
-    with pytest.raises(UserError, match=r"(?s)a stub printed a traceback: .*something"):
+    with pytest.raises(Difference, match=r"(?s)a stub printed a traceback: .*something"):
         start("raise ValueError('something')").finish()
 
 
@@ -55,17 +55,17 @@ def test_a_code_of_its_own_after_a_signal_is_noticed(start):
     )
     assert made.wait_until(lambda: "ready" in made.output(), 30)
     assert (made.running, made.finished) == (True, False)
-    with pytest.raises(UserError, match="a stub ended with 3"):
+    with pytest.raises(Difference, match="a stub ended with 3"):
         made.end(signal.SIGTERM)
     made.check_alive()  # it was asked to end
     assert made.activity() == "not running"
 
 
 def test_a_process_that_is_left_behind_is_noticed(start, monkeypatch):
-    monkeypatch.setattr(command, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(commands, "_END_SECONDS", 0.2)
     made = start(SLEEPING_CHILD)
     assert made.wait_until(lambda: "1" in made.output(), 30)
-    with pytest.raises(UserError, match="some of its processes have not"):
+    with pytest.raises(Difference, match="some of its processes have not"):
         made.end(signal.SIGTERM)
 
 
@@ -86,7 +86,7 @@ def test_waiting_ends_with_the_condition_the_command_or_the_deadline(start):
     made = start("import time; print('ready', flush=True); time.sleep(60)")
     assert made.wait_until(lambda: made.output() == "ready\n", 30)
     assert not made.wait_until(lambda: False, 0.05)
-    with pytest.raises(UserError, match=r"a stub hung for 0\.05 s"):
+    with pytest.raises(Difference, match=r"a stub hung for 0\.05 s"):
         made.wait(0.05)
     begin = time.monotonic()
     assert not made.wait_until(lambda: False)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.fuzz import configs
-from tests.fuzz.forks import Difference
+from tests.laboratory import configs
+from tests.laboratory.commands import Difference
 from trainer.huggingface import rotary
 
 pytestmark = pytest.mark.torch

@@ -2,14 +2,23 @@
 
 import json
 import pathlib
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.storage import files
 
 
-def checksums(folder: pathlib.Path) -> dict[str, str]:
-    return {path.name: files.sha256(str(path)) for path in folder.iterdir() if path.is_file()}
+def checksums(
+    place: pathlib.Path, hidden: bool = True, without: Sequence[str] = ()
+) -> dict[str, str]:
+    """Returns relative path -> SHA-256 of all files in a folder and below it, or of one file."""
+    listed = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    names = {path: str(path.relative_to(place)) for path in listed if path.name not in without}
+    return {
+        name: files.sha256(str(path))
+        for path, name in names.items()
+        if hidden or "/." not in f"/{name}"
+    }
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -17,20 +26,8 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [name for name in sorted({*one, *other}) if not _same(one.get(name), other.get(name))]
 
 
-def cache_differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
-    return [f"file {name}" for name in differing(checksums(one), checksums(other))]
-
-
-def documents_of(cache: pathlib.Path) -> Counter[tuple]:
-    """Returns how often each part of a document is in a cache, by split, id, offset and tokens."""
-    from pyarrow import parquet
-
-    counts: Counter[tuple] = Counter()
-    for path in cache.glob("*.documents-*"):
-        table = parquet.read_table(path, columns=["id", "document_offset", "tokens"])
-        columns = (column.to_pylist() for column in table.columns)
-        counts.update((path.name.split(".")[0], *entry) for entry in zip(*columns, strict=True))
-    return counts
+def cache_differences(one: pathlib.Path, other: pathlib.Path, **how: Any) -> list[str]:
+    return [f"file {name}" for name in differing(checksums(one, **how), checksums(other, **how))]
 
 
 def metrics_of(model_dir: pathlib.Path) -> list[dict[str, Any]]:
@@ -43,15 +40,24 @@ def metrics_of(model_dir: pathlib.Path) -> list[dict[str, Any]]:
     ]
 
 
-def run_differences(one: pathlib.Path, other: pathlib.Path, step: int) -> list[str]:
-    """Returns the differences between two runs: tensors of the state at a step, metrics."""
+def checkpoints(model_dir: pathlib.Path) -> list[int]:
+    """Returns the steps of the finished checkpoints, and 0."""
+    names = [path.name.removeprefix("checkpoint_") for path in model_dir.glob("checkpoint_*")]
+    return sorted([0, *(int(name) for name in names if name.isdigit())])
+
+
+def run_differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
+    """Returns the differences of two runs: last steps, tensors of the states there, metrics."""
     import orbax.checkpoint as ocp
 
     from trainer.model.paths import named
 
+    steps = [checkpoints(folder)[-1] for folder in (one, other)]
+    if steps[0] != steps[1]:
+        return [f"the runs end at {steps}"]
     states, curves = [], []
     for folder in (one, other):
-        path = folder.absolute() / f"checkpoint_{step}" / "state"
+        path = folder.absolute() / f"checkpoint_{steps[0]}" / "state"
         states.append(dict(named(ocp.StandardCheckpointer().restore(path))))
         curves.append([json.dumps(line) for line in metrics_of(folder)])
     found = [f"tensor {name}" for name in differing(*states)]

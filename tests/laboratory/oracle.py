@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import sentencepiece
 import tokenizers
 
-from tests.fuzz.forks import Difference
-from tests.fuzz.texts import Read, split
+from tests.laboratory.commands import Difference
+from tests.laboratory.texts import Read, split
 from tests.support.plain_records import read_rows
 
 LISTED = "excluded: listed"
@@ -197,6 +197,17 @@ class Layout(NamedTuple):
     row_tokens: int
     end: int | None
     unknown: int | None = None  # the token of text that the vocabulary cannot spell
+
+
+def ids(folder: pathlib.Path) -> collections.Counter[str]:
+    """Returns the ids of the documents that a cache holds or leaves out, once for each time."""
+    found = collections.Counter[str]()
+    for path in folder.glob("*.documents-*"):
+        lineage = pq.read_table(path, columns=["id", "document_offset"]).to_pylist()
+        found.update(piece["id"] for piece in lineage if not piece["document_offset"])
+    for path in folder.glob("*.quarantine-*"):
+        found.update(json.loads(line)["id"] for line in path.read_text().split("\n")[:-1])
+    return found
 
 
 def check(folder: pathlib.Path, wanted: dict[str, Held], layout: Layout) -> None:

@@ -1,40 +1,51 @@
-"""One random run: its batches against the cache, killed and resumed, compared and explained."""
+"""Random runs, or a given one: batches against the cache, killed and resumed, damaged, refused.
 
+A random run is of a small model, in forks. A given one runs in fresh processes, which are killed
+while they start, make updates, evaluate or write a checkpoint.
+"""
+
+import argparse
 import collections
 import functools
 import importlib
 import itertools
 import json
+import os
 import pathlib
 import random
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.fuzz.forks import Command, Difference, Done, draw_kill
+from tasks import annexes
+from tasks.terminal.command_line import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from tests.laboratory.commands import (
+    DEADLINE_SECONDS,
+    EXIT_PREEMPTED,
+    Command,
+    Difference,
+    Done,
+    draw_kills,
+    draw_signal,
+    in_fork,
+    stop_before_kill,
+)
+from tests.laboratory.comparing import checkpoints, metrics_of, run_differences
 from tests.support import in_process, small_tokenizers
+from tests.support.damage import DAMAGES, any_file, damage
 from tests.support.plain_records import read_rows
 from tests.support.spans import rebuilt
 
 _MODULE = "trainer.pretrain"
-_SIGNALS = (signal.SIGKILL,) * 4 + (signal.SIGTERM,) * 3 + (signal.SIGINT,) * 2
-_ENDS = (130, 75)  # Ctrl-C, and a preemption once the state is saved
+# Modules that runs import, so that forks need not.
 _MODULES = (
     *("trainer.pretrain", "trainer.training", "trainer.loop", "trainer.setup", "trainer.evaluate"),
-    *(
-        "trainer.checkpoints.checkpoint",
-        "trainer.annexes.comparing.verdict",
-        "trainer.annexes.comparing.words",
-    ),
-    *(
-        "trainer.annexes.comparing.explanation",
-        "trainer.reporting.metrics",
-        "tests.faults.comparing",
-    ),
-    *("trainer.data.cached", "trainer.engine.program", "trainer.optim.muon", "tensorstore"),
+    *("trainer.checkpoints.checkpoint", "trainer.reporting.metrics", "trainer.data.cached"),
+    *("trainer.engine.program", "trainer.optim.muon", "tensorstore"),
     *("trainer.export", "trainer.evaluating.evaluation", "orbax.checkpoint", "optax", "flax.linen"),
 )
 _SENTINELS = 100
@@ -63,8 +74,124 @@ _FLAGS = {
 }  # fmt: skip
 
 
-def warm(folder: pathlib.Path, _: int) -> None:
+# Settings of a given run besides its flags: short rows, dropout, every kind of output.
+_GIVEN = {
+    "batch_size": 4, "lengths.inputs": 64, "lengths.targets": 18, "model.dropout_rate": 0.1,
+    "metrics.every_steps": 1, "checkpoint.best_metric": "loss",
+}  # fmt: skip
+# Phases that kills of a given run are aimed at, with their weights. A kill may still land in
+# another phase; the table shows the actual one.
+_PHASE_WEIGHTS = {"start": 2, "update": 4, "evaluation": 2, "checkpoint": 2}
+# A flipped bit is twice as likely as each other damage.
+_DAMAGES = [*DAMAGES, "bit"]
+# A task module that redefines a task, with windows of one token less.
+_EDITED_MODULE = "edited_task_of_laboratory"
+_EDITED_TASK = """
+import dataclasses
+
+from tasks import registry
+
+task = registry.get(%r)
+objective = task.objective
+
+
+class Edited(type(objective)):
+    def window_tokens(self, lengths):
+        return super().window_tokens(lengths) - 1
+
+
+settings = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)}
+TASKS = (dataclasses.replace(task, objective=Edited(**settings)),)
+"""
+
+
+class Run(Command):
+    """A run in a model directory, and what it is doing, judged by its files."""
+
+    exit_codes = Command.exit_codes | {
+        signal.SIGINT: (0, EXIT_INTERRUPTED),
+        # SIGTERM before the first update ends a run like any program.
+        signal.SIGTERM: (0, EXIT_PREEMPTED, -signal.SIGTERM),
+    }
+    end_seconds = DEADLINE_SECONDS  # it saves first
+    tracebacks = ("Traceback (most recent call last)",)
+
+    def __init__(self, words: Sequence[str], folder: pathlib.Path, **how: Any):
+        self.folder = folder
+        words = [_MODULE, *words, f"--model_dir={folder}"]
+        super().__init__(words, folder.with_suffix(".log"), name="a run", **how)
+        self._leftovers: set[pathlib.Path] = set()
+        every = [text for text in words if text.startswith("--evaluation.every_steps=")]
+        self._evaluation_steps = int(every[-1].partition("=")[2])
+
+    @classmethod
+    def given(
+        cls,
+        flags: argparse.Namespace,
+        cache_dir: object,
+        folder: pathlib.Path,
+        settings: Sequence[str],
+    ) -> "Run":
+        """Returns a run of the task, preset and steps of `flags`, in a fresh process."""
+        steps = {"train_steps": flags.steps, "checkpoint.every_steps": max(1, flags.steps // 12)}
+        steps |= {"evaluation.every_steps": max(1, flags.steps // 8)}
+        of = {"preset": flags.preset, "task": flags.task, "cache_dir": cache_dir}
+        return cls([*_flags(of | steps | _GIVEN), *settings], folder)
+
+    def start(self, *more: str, **how: Any) -> Command:
+        self._leftovers = set(self._partial_checkpoints())
+        return super().start(*more, **how)
+
+    def lines(self) -> list[dict]:
+        return metrics_of(self.folder)
+
+    def step(self) -> int:
+        return max((line["step"] for line in self.lines()), default=0)
+
+    def checkpoint(self) -> int:
+        return checkpoints(self.folder)[-1]
+
+    def is_training(self) -> bool:
+        return "this run" in self.output()
+
+    def is_saving(self) -> bool:
+        return not self._leftovers.issuperset(self._partial_checkpoints())
+
+    def _partial_checkpoints(self) -> list[pathlib.Path]:
+        return [*self.folder.glob("checkpoint_*tmp*")]
+
+    def is_evaluating(self) -> bool:
+        """Returns whether the last step has training metrics but not yet its due evaluation."""
+        every, last = self._evaluation_steps, next(reversed(self.lines()), None)
+        return bool(last and every and last["split"] == "train" and last["step"] % every == 0)
+
+    def waits_for(self) -> str:
+        """Returns what the run waits for, where it follows a build; "" if it does not wait."""
+        begins, ends = "waiting for ", "went on after "
+        lines = self.output().splitlines()
+        last = next((line for line in reversed(lines) if line.startswith((begins, ends))), ends)
+        return "" if last.startswith(ends) else last.removeprefix(begins).partition(" of ")[0]
+
+    def _doing(self) -> str:
+        if what := self.waits_for():
+            return f"waiting for {what}"
+        if not self.is_training():
+            return "starting"
+        if self.is_saving():
+            return "writing a checkpoint"
+        if self.is_evaluating():
+            return "evaluating"
+        return "making updates" if self.step() > self.checkpoint() else "before its first update"
+
+
+def _flags(values: dict[str, Any]) -> list[str]:
+    return [f"--{key}={value}" for key, value in values.items()]
+
+
+def warm(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     """Imports what runs need, without starting JAX; builds the caches of all trials."""
+    if flags.cache_dir:
+        return
     for module in _MODULES:
         importlib.import_module(module)
     texts, caches = small_tokenizers.documents(260), folder / "caches"
@@ -101,11 +228,12 @@ Window = tuple[int, ...]
 class Trial:
     """A drawn run; `run` raises a Difference."""
 
-    def __init__(self, seed: int, number: int, folder: pathlib.Path):
-        self.random = random.Random(f"{seed} runs {number}")
+    def __init__(self, flags: argparse.Namespace, number: int, folder: pathlib.Path):
+        self.random = random.Random(f"{flags.seed} runs {number}")
+        self._given = flags if flags.cache_dir else None
         self._folder, self._shared = folder / str(number), folder / "shared"
         self._folder.mkdir()
-        self.said = list[str]()
+        self.said, self.counts = list[str](), collections.Counter[str]()
         self._flags: dict[str, Any] = {}
 
     def _draw(self) -> None:
@@ -171,41 +299,167 @@ class Trial:
             flags["mixing.schedule"] = f"3: {one}=0.2,{other}=0.8"
         return f"{one}={self._rate},{other}={round(1 - self._rate, 1)}"
 
-    def _words(self, name: str, **more: Any) -> list[str]:
-        flags = self._flags | {
-            "model_dir": self._folder / name,
-            "cache_dir": self._shared / "caches",
-        }
+    def _run(self, name: str, **more: Any) -> Run:
+        folder = self._folder / name
+        if self._given:
+            return Run.given(self._given, self._given.cache_dir, folder, self._given.settings)
         fixed = {"metrics.every_steps": 1, "metrics.tensorboard": "false", "preset": self._model}
-        given = flags | fixed | {key.replace("__", "."): value for key, value in more.items()}
-        return [f"--{key}={value}" for key, value in given.items()]
+        words = _flags(self._flags | {"cache_dir": self._shared / "caches"} | fixed | more)
+        return Run(words, folder, fresh=False, watched=self._folder)
 
-    def _command(self) -> Command:
-        return Command(self._folder, self._folder.with_suffix(".log"), lambda: None)
+    def _command(self, *words: str) -> Command:
+        return Command(words, self._log, fresh=False, watched=self._folder)
+
+    @property
+    def _log(self) -> pathlib.Path:
+        return self._folder / "command.log"
 
     def run(self) -> str:
         """Runs the trial; returns what was tried, in words."""
+        if self._given:
+            return self._run_given()
         plain = self._drawn_run()
-        count = self.random.choice((1, 1, 2, 3))
-        kills = [draw_kill(self.random, plain, _SIGNALS, each) for each in range(count)]
-        self.said += self._command().disturb(_MODULE, self._words("b"), kills, _ENDS)
-        self._command().call(functools.partial(self._same, "a", "b"))
-        self.said.append(self._command().call(self._check_batches))
-        if self.random.random() < 0.5:
+        kills = draw_kills(self.random, plain, self.random.choice((1, 1, 2, 3)))
+        self._disturb(self._run("b"), kills)
+        self._check_same("a", "b")
+        self.said.append(in_fork(self._check_batches, self._log))
+        compare = annexes.entries("commands.training").get("compare")
+        if compare and self.random.random() < 0.5:
             folders = [str(self._folder / name) for name in "ab"]
-            self._command().succeed("trainer.annexes.comparing.compare", [*folders, "--batches=-1"])
-            self.said.append("compared")
+            self._command(compare, *folders, "--batches=-1").succeed()
+            self.note("compared")
         if self.random.random() < 0.25:
             self._start_from()
         if self.random.random() < 0.25 and self._flags["evaluation.every_steps"]:
-            self.said.append(self._command().call(self._evaluate))
+            self.note(in_fork(self._evaluate, self._log))
+        if self.random.random() < 0.3 and len(checkpoints(self._folder / "a")) > 2:
+            self._damage_checkpoint("e")
+        if self.random.random() < 0.3:
+            self._start_twice()
         return f"{self.describe()}: {'; '.join(self.said)} ({plain.seconds:.0f} s a run)"
+
+    def note(self, what: str) -> None:
+        self.said.append(what)
+        self.counts[what] += 1
+
+    def _disturb(self, run: Run, kills: Sequence[Any], of: str = "") -> None:
+        said = run.disturb(kills)
+        self.said += [f"{of}{each}" for each in said]
+        self.counts.update({f"{of}{each.split()[0]}": times for each, times in said.items()})
+
+    def _check_same(self, one: str, other: str) -> None:
+        folders = [self._folder / name for name in (one, other)]
+        in_fork(functools.partial(self._same, *folders), self._log)
+
+    def _same(self, *folders: pathlib.Path) -> str:
+        if found := run_differences(*folders):
+            raise Difference(f"{self.describe()}: {len(found)} differences, first {found[:3]}")
+        return "equal"
+
+    # --- a given run
+
+    def _run_given(self) -> str:
+        begin, plain = time.monotonic(), self._run("a")
+        plain.start().wait_until(lambda: bool(plain.lines()))
+        self._start_seconds = time.monotonic() - begin
+        plain.finish()
+        of, runs = self._given, 0
+        while not runs or self.counts["kills"] < of.kills:
+            runs += 1
+            run, last = self._run(f"killed-{runs}"), of.steps * 9 // 10
+            # Ascending, and early enough that the run is unlikely to finish before its kill.
+            missing = range(of.kills - self.counts["kills"])
+            for target in sorted(self.random.randrange(1, last) for _ in missing):
+                if not self._kill_at(run, target):
+                    break
+            run.succeed()
+            self._check_same("a", run.folder.name)
+            shutil.rmtree(run.folder)
+        for number in range(of.damages):
+            self._damage_checkpoint(f"damaged-{number}")
+        self._start_twice()
+        self._edit_task()
+        return f"final state and {len(plain.lines())} lines of metrics are equal, bit for bit"
+
+    def _kill_at(self, run: Run, target: int) -> bool:
+        """Starts the run and kills it, at its start or after the step `target`.
+
+        Returns whether it was killed, and did not finish first.
+        """
+        (phase,) = self.random.choices([*_PHASE_WEIGHTS], [*_PHASE_WEIGHTS.values()])
+        run.start()
+        if phase == "start":
+            time.sleep(self.random.uniform(0, self._start_seconds))
+        else:
+            in_phase = {"evaluation": run.is_evaluating, "checkpoint": run.is_saving}.get(phase)
+            run.wait_until(
+                lambda: run.step() >= target and run.is_training() and (not in_phase or in_phase())
+            )
+            time.sleep(self.random.uniform(0, 0.05))
+        number = draw_signal(self.random)
+        stop_before_kill(number, run)
+        if not run.running:
+            run.finish()
+            return False
+        self.note(f"{number.name} while {run.activity()}")
+        self.counts["kills"] += 1
+        run.end(number)
+        return True
+
+    def _damage_checkpoint(self, name: str) -> None:
+        """Damages the newest checkpoint of a copy of the run without its last, and resumes."""
+        run = self._run(name)
+        shutil.copytree(self._folder / "a", run.folder)
+        shutil.rmtree(run.folder / f"checkpoint_{run.checkpoint()}")
+        newest, kind = run.folder / f"checkpoint_{run.checkpoint()}", self.random.choice(_DAMAGES)
+        path = any_file(newest, self.random)
+        damage(path, kind, self.random)
+        done, outcome = run.run(), "harmless"
+        if done.code:
+            outcome = "named; fell back"
+            said = done.output.splitlines()[-1]
+            wanted = ("is damaged", "newest sound one is checkpoint_")
+            if done.code != EXIT_USER_ERROR or not all(text in said for text in wanted):
+                raise Difference(f"{kind} in {path}: code {done.code}, {said}")
+            run.succeed("--checkpoint.on_damage=fall_back")
+        self._check_same("a", name)
+        self.note(f"checkpoint damaged ({kind}): {outcome}")
+
+    def _start_twice(self) -> None:
+        """Starts a run and then another in its folder, which must be refused."""
+        run, second = self._run("twice"), self._run("twice")
+        second.log = self._folder / "second.log"
+        run.start().wait_until(lambda: bool(run.lines()))
+        run.signal_group(signal.SIGSTOP)
+        if not run.running:
+            return
+        second.refuse("another run is writing")
+        run.signal_group(signal.SIGCONT)
+        run.finish()
+        self._check_same("a", "twice")
+        self.note("second run refused")
+
+    def _edit_task(self) -> None:
+        """Resumes a run with another objective of its task, which is refused, then with its own."""
+        run, module = self._run("edited"), self._folder / f"{_EDITED_MODULE}.py"
+        shutil.copytree(self._folder / "a", run.folder)
+        shutil.rmtree(run.folder / f"checkpoint_{run.checkpoint()}")
+        module.write_text(_EDITED_TASK % self._given.task)
+        path = os.pathsep.join(filter(None, (str(self._folder), os.environ.get("PYTHONPATH"))))
+        run.start(f"--task_module={_EDITED_MODULE}", env={**os.environ, "PYTHONPATH": path})
+        run.expect_refusal(f"objective of {self._given.task}")
+        module.unlink()
+        run.succeed()
+        self._check_same("a", "edited")
+        self.note("edited task refused")
+
+    # --- a random run
 
     def _drawn_run(self) -> Done:
         """Draws until a run is not refused, which must take one line; returns the run."""
         for _ in range(20):
             self._draw()
-            done = self._command().run(_MODULE, self._words("a"))
+            done = self._run("a").run()
             if done.code == 0:
                 return done
             lines = [line for line in done.output.splitlines() if "error: " in line]
@@ -222,37 +476,19 @@ class Trial:
         more = [each for each in words if each in self._flags]
         return " ".join([self._model, *(str(self._flags.get(each)) for each in shown), *more])
 
-    def _same(self, one: str, other: str) -> str:
-        """Compares the last states, the kept checkpoints' steps, and all metrics."""
-        from tests.faults.comparing import run_differences
-
-        folders = [self._folder / name for name in (one, other)]
-        last = [max(self._steps(folder)) for folder in folders]
-        if last[0] != last[1]:
-            raise Difference(f"{self.describe()}: the runs end at {last}")
-        if found := run_differences(*folders, last[0]):
-            raise Difference(f"{self.describe()}: {len(found)} differences, first {found[:3]}")
-        return "equal"
-
-    def _steps(self, folder: pathlib.Path) -> list[int]:
-        names = [path.name.partition("_")[2] for path in folder.glob("checkpoint_*")]
-        return [int(name) for name in names if name.isdigit()]
-
     def _start_from(self) -> None:
         """Starts another run from the finished one, undisturbed and killed."""
         state = self.random.choice(("true", "false"))
         steps = self._flags["train_steps"] * (1 + (state == "true"))
         more = {"init_from": self._folder / "a", "init_from_state": state, "train_steps": steps}
-        plain = self._command().run(_MODULE, self._words("c", **more))
+        plain = self._run("c", **more).run()
         if plain.code == 2:
             self.said.append(f"init_from refused: {plain.output.splitlines()[-1][-100:]}")
             return
         if plain.code:
             raise Difference(f"{self.describe()}: init_from: {plain.code}, {plain.output[-1500:]}")
-        kills = [draw_kill(self.random, plain, _SIGNALS)]
-        said = self._command().disturb(_MODULE, self._words("d", **more), kills, _ENDS)
-        self.said.append(f"init_from, {' '.join(said)}")
-        self._command().call(functools.partial(self._same, "c", "d"))
+        self._disturb(self._run("d", **more), draw_kills(self.random, plain, 1), "init_from, ")
+        self._check_same("c", "d")
 
     def _evaluate(self) -> str:
         """`trainer.evaluate` must find the loss of the run's last evaluation."""
@@ -272,7 +508,6 @@ class Trial:
 
     def _check_batches(self) -> str:
         """Compares windows of all batches with the cache's; returns what was checked, in words."""
-        from trainer.annexes.comparing.explanation import Explanation
         from trainer.config import load_config
         from trainer.setup import prepare
 
@@ -284,11 +519,13 @@ class Trial:
         self._sources = {
             each.task.name: Windows(pathlib.Path(each.cache), self._window) for each in data.tasks
         }
+        explain = annexes.entries("commands.training").get("explain")
+        explanation = explain and annexes.load(f"{explain.rpartition('.')[0]}.explanation")
         batches, taken = data.batches(), {name: list[Window]() for name in self._sources}
         for step in range(steps):
             explained = None
-            if step in (0, steps - 1):
-                explained = Explanation(str(self._folder / "a"), step + 1)
+            if explanation and step in (0, steps - 1):
+                explained = explanation.Explanation(str(self._folder / "a"), step + 1)
             batch = {name: values.tolist() for name, values in batches[step].items()}
             for row in range(config.batch_size):
                 window = self._undone({name: values[row] for name, values in batch.items()})
@@ -362,8 +599,6 @@ class Trial:
 
     def clean(self) -> None:
         shutil.rmtree(self._folder)
-        for suffix in (".log", ".events"):
-            self._folder.with_suffix(suffix).unlink()
 
 
 def _span_window(inputs: int, targets: int) -> int:

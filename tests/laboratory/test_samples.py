@@ -1,5 +1,6 @@
-"""A small sample of random builds, runs and tokenizers, and that differences are noticed."""
+"""A small sample of what the laboratory draws, and that differences and planted faults are noticed."""
 
+import argparse
 import collections
 import dataclasses
 import lzma
@@ -7,15 +8,26 @@ import re
 import sys
 
 import pytest
+from tests.laboratory import __main__ as laboratory
+from tests.laboratory import builds, oracle, runs
+from tests.laboratory.commands import Difference
 
 from pipeline.building import documents
 from tasks.reading import compression
 from tasks.vocabularies import neighbours, pieces
-from tests.fuzz import builds, caches, runs
-from tests.fuzz.forks import Difference
 from tests.support.processes import completed
+from tests.trainer.conftest import many_shards, shard_bytes_of, text_cache  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.processes
+
+
+def sample(folder, *words):
+    """Runs the laboratory; returns its exit code, what it counted, and its output."""
+    command = [sys.executable, "-m", "tests.laboratory", *words, "--seed=5", "--jobs=1"]
+    done = completed([*command, f"--output={folder}"])
+    rows = [line.strip("|").split("|") for line in done.stdout.splitlines() if line[:2] == "| "]
+    counts = {row[0].strip(): int(row[1]) for row in rows if row[1].strip().isdigit()}
+    return done.returncode, counts, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -23,19 +35,94 @@ pytestmark = pytest.mark.processes
     [("builds", 2, ()), ("runs", 1, ()), ("tokenizers", 4, ("--texts=2000",))],
 )
 def test_a_small_sample_is_equal(what, count, more, tmp_path):
-    command = [sys.executable, "-m", "tests.fuzz", what, f"--count={count}", "--seed=5", *more]
-    done = completed([*command, "--jobs=1", f"--output={tmp_path}"])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{count} random {what}, 0 differences, seed 5, " in done.stdout
+    code, _, output = sample(tmp_path, what, f"--count={count}", *more)
+    assert code == 0, output
+    assert f"{count} random {what}, 0 differences, seed 5, " in output
+
+
+@pytest.mark.slow
+def test_a_large_build_survives_every_fault(tmp_path):
+    words = ("--large", "--count=1", "--kills=4", "--workers=1", "--corpus_bytes=400000")
+    code, counts, output = sample(tmp_path, "builds", *words)
+    assert code == 0, output
+    assert sum(times for what, times in counts.items() if what.startswith("built, ")) == 4
+    assert counts["finished shards redone"] == 0
+    named = [what.split(" (")[0].split(":")[0] for what in counts]
+    assert {*faults.EVERY} - {*named} <= {"search for duplicates killed"}
+
+
+@pytest.mark.slow
+def test_kills_of_a_given_run_leave_no_trace(text_cache, tmp_path):
+    words = (f"--cache_dir={text_cache.parent}", "--kills=10", "--damages=3")
+    code, counts, output = sample(tmp_path, "runs", *words)
+    assert code == 0, output
+    assert counts["kills"] >= 10
+    assert len([what for what in counts if " while " in what]) > 2
+    assert counts["second run refused"] == counts["edited task refused"] == 1
+
+
+@pytest.mark.slow
+def test_kills_of_builds_and_runs_leave_no_trace(text_cache, many_shards, tmp_path):
+    words = (
+        *("--task=rlm_span_corruption", "--kills=4", "--steps=60", f"--corpus=text:{many_shards}"),
+        f"--shard_bytes={shard_bytes_of(many_shards)}",
+        f"--vocabulary={text_cache.parents[1]}/vocabulary",
+    )
+    code, counts, output = sample(tmp_path, "followed", *words)
+    assert code == 0, output
+    assert counts["kills"] >= 4
+    assert any("waiting for" in what for what in counts)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["runs", "--batch_sise=4", "--cache_dir={cache}"], "a run ended with 2: .*batch_sise"),
+        (["followed", "--corpus=text:/nowhere.txt", "--vocabulary={cache}/../vocabulary"],
+         "a build ended with 2: .*nowhere"),
+    ],
+)  # fmt: skip
+def test_a_command_that_fails_is_reported(words, says, text_cache, tmp_path):
+    words = [word.format(cache=text_cache.parent) for word in words]
+    code, _, output = sample(tmp_path, *words)
+    assert code == 1
+    assert re.search(says, output), output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["runs", "--steps=5"], "at least 20"),
+        (["runs", "--kills=-1"], "at least 0"),
+        (["builds", "--workers=3-1"], "3-1 is not a range"),
+        (["followed"], "--vocabulary"),
+    ],
+)
+def test_wrong_flags_are_refused(words, says, capsys):
+    with pytest.raises(SystemExit):
+        laboratory.main(words)
+    assert says in capsys.readouterr().err
+
+
+def test_output_must_be_new(tmp_path):
+    (tmp_path / "something").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        laboratory.main(["builds", f"--output={tmp_path}"])
+
+
+def given(*words, **values):
+    """Returns flags of the laboratory, with values of their own."""
+    flags = laboratory.command_line().parse_args(words)
+    return argparse.Namespace(**vars(flags) | values)
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory):
     """Returns a built trial, of texts in concat packing."""
     folder = tmp_path_factory.mktemp("trial")
-    builds.warm(folder / "shared", 0)
+    builds.warm(given("builds", count=0), folder / "shared")
     for number in range(99):
-        made = builds.Trial(1, number, folder, "t5")
+        made = builds.Trial(given("builds", seed=1), number, folder, "t5")
         if made.describe().split()[3:] == ["concat", "none"]:
             made.warm()
             if len(made.wanted().popitem()[1]["train"].kept) > 5:
@@ -57,7 +144,7 @@ def other_token(held):
 
 
 def left_out(held):
-    more = collections.Counter({caches.LeftOut("id", "file:0", "null"): 1})
+    more = collections.Counter({oracle.LeftOut("id", "file:0", "null"): 1})
     return held._replace(left_out=held.left_out + more)
 
 
@@ -121,7 +208,7 @@ def planted(patch, fault):
 def test_a_planted_fault_is_found(fault, says, trial, tmp_path, monkeypatch):
     planted(monkeypatch, fault)
     (tmp_path / "shared").symlink_to(trial._vocabularies)
-    found = (difference(builds.Trial(2, number, tmp_path), fault) for number in range(400))
+    found = (difference(builds.Trial(given("builds", seed=2), number, tmp_path), fault) for number in range(400))
     assert re.search(says, next(filter(None, found)))
 
 
@@ -139,7 +226,7 @@ def difference(made, fault):
     made._add_files()
     if not made._is_buildable():
         return ""
-    made._command().run("pipeline.build", made.words("caches/a"))
+    made.build("a").run()
     try:
         made.check("a")
         (made._damage if fault == "streams" else made._add_token)()

@@ -1,6 +1,8 @@
 """One random build: against the oracle, killed, extended, with documents taken down, and rerun."""
 
+import argparse
 import collections
+import contextlib
 import functools
 import importlib
 import itertools
@@ -9,8 +11,7 @@ import pathlib
 import pickle
 import random
 import shutil
-import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -18,15 +19,16 @@ import tokenizers
 
 from pipeline.runners import local_workers
 from tasks import annexes
+from tasks.cache.manifest import MANIFEST, PLAN
 from tasks.storage import files
-from tests.faults.comparing import differing
-from tests.fuzz import caches, texts
-from tests.fuzz.forks import Command, Difference, Done, draw_kill
+from tests.laboratory import faults, oracle, texts
+from tests.laboratory.commands import Command, Difference, Done, draw_kills
+from tests.laboratory.comparing import cache_differences
 from tests.support import in_process, small_tokenizers
 
 _MODULE = "pipeline.build"
-_SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGINT,) * 3 + (signal.SIGTERM,)
-_INTERRUPTED = 130
+# The first shards of a large build are finished soon after its start, the last seconds later.
+_LARGE_SHARD_BYTES, _LARGE_WORDS, _SMALL_FILES = 128 << 10, 400, 300
 # Of the trials, this share runs Beam, and half of those with two workers; the others call the
 # pieces' function in a random order, after a round through pickle.
 _BEAM_SHARE = 0.08
@@ -36,8 +38,54 @@ _EOS_PIECES = {"gpt2": "<|endoftext|>", "llama3": "<|end_of_text|>"}
 _EOS_PIECES |= {"bert": "[SEP]", "unigram": "</s>"}
 
 
-def warm(folder: pathlib.Path, count: int) -> None:
-    """Makes the vocabularies of all trials; imports what `count` of them need, by building."""
+class Build(Command):
+    """A build of the cache in the folder `cache`, or of several in a folder."""
+
+    def __init__(self, cache: pathlib.Path, words: Sequence[object], log: pathlib.Path, **how: Any):
+        self.cache, self.redone = cache, 0
+        self._finished: dict[pathlib.Path, tuple[int, int] | None] = {}
+        super().__init__([_MODULE, *words], log, name="a build", **how)
+
+    def start(self, *more: str, **how: Any) -> Command:
+        self._count_redone()
+        return super().start(*more, **how)
+
+    def finish(self) -> Done:
+        done = super().finish()
+        self._count_redone()
+        return done
+
+    def _count_redone(self) -> None:
+        """Counts finished shards that have gone or changed since the last start."""
+        self.redone += sum(_identity(path) != before for path, before in self._finished.items())
+        receipts = self.cache.rglob("*.receipt-*")
+        names = (path.with_name(path.name.replace("receipt", "tfrecord")) for path in receipts)
+        self._finished = {path: _identity(path) for path in names if path.exists()}
+
+    def shards(self, split: str = "*") -> int:
+        return len(list(self.cache.rglob(f"{split}.receipt-*")))
+
+    def is_planned(self) -> bool:
+        return any(self.cache.rglob(PLAN))
+
+    def is_writing(self) -> bool:
+        return any(self.cache.rglob(f"{files.PARTIAL}*.tfrecord-*"))
+
+    def _doing(self) -> str:
+        if any(self.cache.rglob(MANIFEST)):
+            return "ending"
+        return "writing shards" if any(self.cache.rglob(f"{files.PARTIAL}*")) else "starting"
+
+
+def _identity(path: pathlib.Path) -> tuple[int, int] | None:
+    with contextlib.suppress(FileNotFoundError):
+        state = path.stat()
+        return state.st_ino, state.st_mtime_ns
+    return None
+
+
+def warm(flags: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Makes the vocabularies of all trials; imports what they need, by building."""
     from vocab.train import add_sentinels
 
     importlib.import_module("pipeline.verification.cache")
@@ -48,8 +96,10 @@ def warm(folder: pathlib.Path, count: int) -> None:
     (folder / "t5_sentinels.model").write_bytes(add_sentinels(model, 100))
     for kind in ("gpt2", "llama3", "bert", "unigram", "llama", "gemma"):
         small_tokenizers.KINDS[kind](folder / kind, lines)
-    for number in range(min(count, 2 * len(_KINDS))):
-        trial = Trial(0, ~number, folder.parent, _KINDS[number % len(_KINDS)])
+    if flags.large:
+        return
+    for number in range(min(flags.count if flags.only is None else 1, 2 * len(_KINDS))):
+        trial = Trial(flags, ~number, folder.parent, _KINDS[number % len(_KINDS)])
         trial.warm()
         trial.clean()
 
@@ -57,11 +107,17 @@ def warm(folder: pathlib.Path, count: int) -> None:
 class Trial:
     """A drawn build; `run` raises a Difference."""
 
-    def __init__(self, seed: int, number: int, folder: pathlib.Path, kind: str = ""):
-        self.random = random.Random(f"{seed} builds {number}")
-        self._folder, self._vocabularies = folder / str(number), folder / "shared"
-        self._folder.mkdir()
-        self._commands, self.said = 0, list[str]()
+    def __init__(
+        self, flags: argparse.Namespace, number: int, folder: pathlib.Path, kind: str = ""
+    ):
+        self.random = random.Random(f"{flags.seed} builds {number}")
+        self.flags, self.is_large = flags, flags.large
+        # How the files of a large corpus lie: as drawn, many and small, or by links.
+        self._lies = ("as drawn", "small files", "links")[number % 3] if flags.large else ""
+        self.folder, self._vocabularies = folder / str(number), folder / "shared"
+        self.folder.mkdir()
+        self._commands, self.said = itertools.count(1), list[str]()
+        self.counts = collections.Counter[str]()
         self._kind = kind or self.random.choice(_KINDS)
         self._draw()
 
@@ -70,13 +126,13 @@ class Trial:
         self._pairs = chance() < 0.2
         self._packing = "pairs" if self._pairs else pick(("concat", "best_fit"))
         self._separator = pick(("none", "eos"))
-        self._row_tokens = pick((7, 32, 100, 568))
-        longest = pick((40, 150, 1000, 256 << 10))
+        self._row_tokens = pick((100, 568) if self.is_large else (7, 32, 100, 568))
+        longest = pick((1000, 256 << 10) if self.is_large else (40, 150, 1000, 256 << 10))
         self._validation = pick((0, 0.01, 0.1, 0.3))
         few = self._pairs and chance() < 0.6
         filters = "filter" in annexes.entries("flags.build")
-        encode = caches.encoder(self._vocabulary, self._kind == "t5_sentinels")
-        self._rules = caches.Rules(
+        encode = oracle.encoder(self._vocabulary, self._kind == "t5_sentinels")
+        self._rules = oracle.Rules(
             encode, longest, self._validation,
             min_words=filters * pick((0, 0, 2)), banned=filters * pick(("", "", "ba+d|3[.]14")),
             max_inputs=few * pick((0, 12, 40)), max_targets=few * pick((0, 4, 25)),
@@ -88,17 +144,26 @@ class Trial:
         kinds = [texts.draw_kind(self.random, self._pairs) for _ in self._languages]
         if self._is_pattern:
             kinds = kinds[:1] * len(kinds)
+        if self.is_large:
+            kinds = [self._of_large(kind) for kind in kinds]
         self._kinds = dict(zip(self._languages, kinds, strict=True))
         self._reads: dict[str, list[texts.Read]] = {each: [] for each in self._languages}
         self._numbers = itertools.count()
-        self._lists: list[pathlib.Path] = []
+        self.lists: list[pathlib.Path] = []
         self._in_force = 0
         with_beam = chance() < _BEAM_SHARE and len(self._languages) == 1
         self._runner = pick(("one", "two")) if with_beam else ""
-        self._shard_bytes = pick((500, 3000, 20_000))
+        self.shard_bytes = pick((500, 3000, 20_000))
+        if self.is_large:
+            self.shard_bytes, self._runner = _LARGE_SHARD_BYTES, ""
         self._objective = "supervised" if self._pairs else pick(("lm", "prefix_lm", "lm"))
         if self._kind == "t5" and not self._pairs and chance() < 0.7:
             self._objective = "span_corruption"
+
+    def _of_large(self, kind: texts.Kind) -> texts.Kind:
+        while kind.format == "file":  # has one document
+            kind = texts.draw_kind(self.random, self._pairs)
+        return kind._replace(longest=_LARGE_WORDS)
 
     @property
     def _vocabulary(self) -> str:
@@ -123,7 +188,7 @@ class Trial:
             for name, kind in given.items()
         ]
         words += ["--name=fuzz", f"--task={self._objective}", f"--vocabulary={self._vocabulary}"]
-        words += [f"--cache_dir={self._folder / side}", f"--shard_bytes={self._shard_bytes}"]
+        words += [f"--cache_dir={self.folder / side}", f"--shard_bytes={self.shard_bytes}"]
         words += [f"--max_document_bytes={rules.longest}", "--max_quarantined=1", *more]
         words.append("--max_unknown=1")
         words += ["--extra_ids=100"] * (self._kind in ("t5", "bytes"))
@@ -143,35 +208,80 @@ class Trial:
 
     def _spec(self, name: str, kind: texts.Kind) -> str:
         options = "&".join([*kind.options, f"validation={self._validation}"])
-        return f"{kind.reader}:{self._folder}/corpus/{name}/*{kind.ending}?{options}"
+        return f"{kind.reader}:{self.folder}/corpus/{name}/*{kind.ending}?{options}"
+
+    @property
+    def specs(self) -> list[str]:
+        return [self._spec(name or "all", kind) for name, kind in self._kinds.items()]
 
     def _add_files(self) -> None:
         """Adds files to the corpus of every language."""
         for name, kind in self._kinds.items():
-            folder = self._folder / "corpus" / (name or "all")
+            folder = self.folder / "corpus" / (name or "all")
             folder.mkdir(parents=True, exist_ok=True)
             made: dict[str, list[texts.Read]] = {}
-            for _ in range(self.random.randint(1, 4)):
+            for size in self._sizes():
                 # An added file may come first in the alphabet; no two have the same name.
                 file = f"{self.random.choice('abcz')}{next(self._numbers)}{kind.ending}"
-                count = self.random.randint(8, 40)
-                data, made[file] = texts.file_of(self.random, kind, file, count)
-                (folder / file).write_bytes(data)
+                data, made[file] = texts.file_of(self.random, kind, file, size)
+                path = folder / file
+                if self._lies == "links":
+                    path.symlink_to(self.folder / file)
+                    path = self.folder / file
+                path.write_bytes(data)
             for file in sorted(made):
                 for read in made[file]:
                     some = texts.parts(read, self._rules.longest, kind.is_plain)
                     self._reads[name] += [read] if self._pairs else some
 
-    def _command(self) -> Command:
-        self._commands += 1
+    def _sizes(self) -> list[int]:
+        """Draws how many documents each of some more files has."""
+        draw = self.random.randint
+        if not self.is_large:
+            return [draw(8, 40) for _ in range(draw(1, 4))]
+        files_ = _SMALL_FILES if self._lies == "small files" else 4
+        documents = self.flags.corpus_bytes // (450 * len(self._kinds) * files_)
+        return [draw(documents // 2, 2 * documents) + 1 for _ in range(files_)]
+
+    def build(
+        self,
+        side: str,
+        *more: str,
+        exclude: Sequence[str] | None = None,
+        least: int = 1,
+        prepare: Callable[[], object] | None = None,
+    ) -> Build:
+        """Returns a build into caches of their own, with some of the lists if none are given."""
+        if exclude is None:
+            exclude = self.excluding(self.random.randint(0, self._in_force))
+        words = self.words(f"caches/{side}", *more, *exclude)
+        if self.is_large:
+            words.append(f"--workers={self.workers(least)}")
+        return Build(self.folder / "caches" / side, words, self._log(), **self._how(prepare))
+
+    def command(self, *words: str) -> Command:
+        return Command(words, self._log(), **self._how())
+
+    def _log(self) -> pathlib.Path:
+        return self.folder / f"command-{next(self._commands)}.log"
+
+    def workers(self, least: int = 1) -> int:
+        low, high = self.flags.workers
+        if least == 1 and self.random.random() < 0.5:
+            return low
+        return self.random.randint(max(low, least), max(high, least))
+
+    def _how(self, prepare: Callable[[], object] | None = None) -> dict[str, Any]:
+        """Returns how a command starts: in a fork, unless the build is large."""
         order = random.Random(f"{self.random.random()}")
 
-        def prepare() -> None:
-            if not self._runner:
+        def in_order() -> None:
+            if not self._runner and not self.is_large:
                 local_workers.run = functools.partial(_in_random_order, order)
+            if prepare:
+                prepare()
 
-        log = self._folder / f"command-{self._commands}.log"
-        return Command(self._folder / "caches", log, prepare)
+        return {"fresh": self.is_large, "watched": self.folder / "caches", "prepare": in_order}
 
     def warm(self) -> None:
         """Builds in this process."""
@@ -181,7 +291,7 @@ class Trial:
             in_process.run(_MODULE, *self.words("caches/a", "--workers=1"))
         for name in self.wanted():
             in_process.run(
-                "pipeline.verify", f"--cache={self._folder}/caches/a/{name}", "--workers=1"
+                "pipeline.verify", f"--cache={self.folder}/caches/a/{name}", "--workers=1"
             )
 
     def run(self) -> str:
@@ -195,18 +305,24 @@ class Trial:
         self._rerun()
         self._damage()
         self._add_token()
+        # Of the faults of files, which take no time, a small build gets two.
+        kinds = faults.EVERY if self.is_large else self.random.sample([*faults.OF_FILES], 2)
+        for name in kinds:
+            self.note(faults.EVERY[name](self) or name)
         extended = self.random.random() < 0.4
         if extended:
             if self._is_pattern and self._languages != [""] and self.random.random() < 0.5:
                 self._kinds["added"], self._reads["added"] = self._kinds[self._languages[0]], []
             self._add_files()
-            if not self._is_buildable():
-                return f"{self.describe()}: {', '.join(self.said)}, an empty language"
             self._both("extended", "--extend")
-        if self.random.random() < 0.5:
+        if self.is_large or self.random.random() < 0.5:
             self._take_down(extended)
         self._rerun()
         return f"{self.describe()}: {', '.join(self.said)} ({plain.seconds:.1f} s a build)"
+
+    def note(self, what: str, times: int = 1) -> None:
+        self.said.append(what)
+        self.counts[what] += times
 
     def describe(self) -> str:
         kinds = {
@@ -216,25 +332,27 @@ class Trial:
         return " ".join([*what, f"Beam {self._runner}" if self._runner else ""]).strip()
 
     def _refused(self) -> str:
-        done = self._command().run(_MODULE, self.words("caches/a", *self._excluding()))
-        if done.code != 2 or not ("empty corpus" in done.output or "leaves no doc" in done.output):
-            raise Difference(f"a corpus without documents: code {done.code}, {done.output}")
+        self.build("a", exclude=self.excluding()).refuse("empty corpus", "leaves no doc")
         return f"{self.describe()}: empty, refused"
 
-    def wanted(self) -> dict[str, dict[str, caches.Held]]:
+    def wanted(self) -> dict[str, dict[str, oracle.Held]]:
         """Returns what the cache of each language must hold, by its name."""
         found = {}
         for language, reads in self._reads.items():
             name = f"fuzz_{language}_{self._objective}" if language else f"fuzz_{self._objective}"
-            found[name] = caches.expected(reads, self._rules)
+            found[name] = oracle.expected(reads, self._rules)
         return found
 
-    def _excluding(self) -> list[str]:
-        """Returns the flag of the lists, with or without some of those in force."""
-        given = self._lists[self.random.randint(0, self._in_force) :]
+    def excluding(self, without: int = 0) -> list[str]:
+        """Returns the flag of the lists, without the first ones, which may be in force."""
+        given = self.lists[without:]
         return [f"--exclude={','.join(map(str, given))}"] * bool(given)
 
-    def _list_ids(self, when: str) -> caches.Rules:
+    @property
+    def splits_pairs(self) -> bool:
+        return self._rules.too_long == "split"
+
+    def _list_ids(self, when: str) -> oracle.Rules:
         """Lists some of the documents that are kept, if any; returns the rules with the list."""
         held = [each for of in self.wanted().values() for each in of.values()]
         names = sorted({each.id for one in held for each in one.kept})
@@ -247,9 +365,9 @@ class Trial:
         if not some:
             return self._rules
         some += ["no such document"] * (self.random.random() < 0.3)
-        path = self._folder / f"ids-{len(self._lists)}.txt"
+        path = self.folder / f"ids-{len(self.lists)}.txt"
         path.write_text("\n".join(some) + "\n")
-        self._lists.append(path)
+        self.lists.append(path)
         self.said.append(f"{len(some)} ids listed {when}")
         return self._rules._replace(listed=self._rules.listed | set(some))
 
@@ -258,17 +376,24 @@ class Trial:
 
     def _both(self, what: str, *more: str) -> Done:
         """Runs a command undisturbed on caches a, and killed on b; returns the undisturbed one."""
-        words = (*more, *self._excluding())
-        plain = self._command().succeed(_MODULE, self.words("caches/a", *words))
+        exclude = self.excluding(self.random.randint(0, self._in_force))
+        plain = self.build("a", *more, exclude=exclude).succeed()
         self.check("a")
-        count = self.random.choice((1, 1, 2, 3))
-        kills = [draw_kill(self.random, plain, _SIGNALS, each) for each in range(count)]
-        said = self._command().disturb(
-            _MODULE, self.words("caches/b", *words), kills, (_INTERRUPTED,)
-        )
-        self._in_force = len(self._lists)
-        self.said.append(f"{what}, {' and '.join(said)}")
-        self._same("a", "b", f"{what} and killed ({', '.join(said)})")
+        is_first = what == "built" and self.is_large
+        left = self.flags.kills if is_first else self.random.choice((1, 1, 2, 3))
+        while left > 0:
+            kills = draw_kills(self.random, plain, min(left, 8))
+            build = self.build("b", *more, exclude=exclude)
+            said = build.disturb(kills)
+            names = [str(kill) for kill in said.elements()]
+            self.said.append(f"{what}, {' and '.join(names)}")
+            self.counts.update({f"{what}, {name.split()[0]}": 1 for name in names})
+            self.counts["finished shards redone"] += is_first and build.redone
+            left -= len(kills)
+            self.same("a", "b", f"{what} and killed ({', '.join(names)})")
+            if left > 0:
+                shutil.rmtree(build.cache)
+        self._in_force, self.seconds = len(self.lists), plain.seconds
         return plain
 
     def _damage(self) -> None:
@@ -276,7 +401,7 @@ class Trial:
         packed = [
             (path, kind.packing)
             for name, kind in self._kinds.items()
-            for path in sorted((self._folder / "corpus" / (name or "all")).iterdir())
+            for path in sorted((self.folder / "corpus" / (name or "all")).iterdir())
             if kind.packing and kind.format != "wet"
         ]
         if not packed:
@@ -284,20 +409,21 @@ class Trial:
         path, packing = self.random.choice(packed)
         before = path.read_bytes()
         path.write_bytes(texts.damaged(self.random, packing, before))
-        done = self._command().run(_MODULE, self.words("caches/d", *self._excluding()))
+        build = self.build("d", exclude=self.excluding())
+        done = build.run()
         if done.code == 0:
             self.check("d")
         elif done.code != 2 or path.name not in done.output.splitlines()[-1]:
             raise Difference(f"damaged {path.name}: code {done.code}, {done.output}")
         path.write_bytes(before)
-        shutil.rmtree(self._folder / "caches/d", ignore_errors=True)
-        self.said.append(f"{packing} damaged: code {done.code}")
+        shutil.rmtree(build.cache, ignore_errors=True)
+        self.note(f"{packing} damaged: code {done.code}")
 
     def _add_token(self) -> None:
         """Adds a token beside the vocabulary, as transformers does: the build refuses by name."""
         if self._kind == "bytes" or self.random.random() < 0.7:
             return
-        given, folder = pathlib.Path(self._vocabulary), self._folder / "vocabulary"
+        given, folder = pathlib.Path(self._vocabulary), self.folder / "vocabulary"
         if given.is_dir():
             shutil.copytree(given, folder)
         else:
@@ -314,50 +440,64 @@ class Trial:
         path = folder / name
         before = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps(before | value))
-        words = self.words("caches/e", *self._excluding())
-        words = [f"--vocabulary={folder}" if "--vocabulary=" in each else each for each in words]
-        done = self._command().run(_MODULE, words)
-        if done.code != 2 or "has the token <added>" not in done.output.splitlines()[-1]:
-            raise Difference(f"an added token in {name}: code {done.code}, {done.output}")
-        self.said.append("token added")
+        build = self.build("e", exclude=self.excluding())
+        build.words = [f"--vocabulary={folder}" if "--vocabulary=" in each else each
+                       for each in build.words]  # fmt: skip
+        try:
+            build.refuse("has the token <added>")
+        except Difference as error:
+            raise Difference(f"an added token in {name}: {error}") from error
+        self.note("token added")
 
     def _take_down(self, extended: bool) -> None:
         before, self._rules = self._rules, self._list_ids("later")
         if not self._is_buildable():
-            self._rules, self._lists = before, self._lists[:-1]
+            self._rules, self.lists = before, self.lists[:-1]
             return
         self._both("taken down")
         if not extended:
             self._in_force = 0
-            words = self.words("caches/c", *self._excluding())
-            self._command().succeed(_MODULE, words)
-            self._same("a", "c", "taken down and left out from the start", hidden=False)
+            self.build("c", exclude=self.excluding()).succeed()
+            self.same("a", "c", "taken down and left out from the start", hidden=False)
 
     def _rerun(self) -> None:
         """The finished command again must do nothing; `pipeline.verify` must find no fault."""
-        before = _checksums(self._folder / "caches/a")
-        done = self._command().succeed(_MODULE, self.words("caches/a", *self._excluding()))
+        build, before = self.build("a"), self.folder / "before"
+        shutil.copytree(build.cache, before)
+        done = build.succeed()
         if done.output.count("nothing to do") != len(self._kinds):
             raise Difference(f"a finished build does something again: {done.output}")
-        if changed := differing(before, _checksums(self._folder / "caches/a")):
+        if changed := cache_differences(before, build.cache):
             raise Difference(f"a finished build changes {changed}")
+        shutil.rmtree(before)
+        self.verify("a")
+
+    def verify(self, side: str) -> None:
         for name in self.wanted():
-            words = [f"--cache={self._folder}/caches/a/{name}", "--workers=1", *self._excluding()]
-            self._command().succeed("pipeline.verify", words)
+            words = [f"--cache={self.folder}/caches/{side}/{name}", "--workers=1"]
+            self.command("pipeline.verify", *words, *self.excluding()).succeed()
+
+    def check_accounts(self, side: str) -> None:
+        """Checks that caches keep or leave out each text once, as those of the oracle do."""
+        found = [oracle.ids(self.folder / "caches" / each / name)
+                 for each in ("a", side) for name in self.wanted()]  # fmt: skip
+        half = len(found) // 2
+        if found[:half] != found[half:]:
+            raise Difference(f"caches a and {side} account for other documents")
 
     def check(self, side: str) -> None:
-        unknown = caches.unknown(self._vocabulary)
-        layout = caches.Layout(self._packing, self._row_tokens, self._end, unknown)
+        unknown = oracle.unknown(self._vocabulary)
+        layout = oracle.Layout(self._packing, self._row_tokens, self._end, unknown)
         for name, held in self.wanted().items():
-            caches.check(self._folder / "caches" / side / name, held, layout)
+            oracle.check(self.folder / "caches" / side / name, held, layout)
 
-    def _same(self, one: str, other: str, what: str, hidden: bool = True) -> None:
-        found = [_checksums(self._folder / "caches" / side, hidden) for side in (one, other)]
-        if names := differing(*found):
+    def same(self, one: str, other: str, what: str, hidden: bool = True) -> None:
+        folders = [self.folder / "caches" / side for side in (one, other)]
+        if names := cache_differences(*folders, hidden=hidden):
             raise Difference(f"{what}: caches {one} and {other} differ in {names}")
 
     def clean(self) -> None:
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
 
 
 def _in_random_order(
@@ -367,11 +507,3 @@ def _in_random_order(
     function, shuffled = pickle.loads(pickle.dumps((function, list(elements))))
     order.shuffle(shuffled)
     return sum((function(each) for each in shuffled), collections.Counter())
-
-
-def _checksums(folder: pathlib.Path, hidden: bool = True) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): files.sha256(str(path))
-        for path in folder.rglob("*")
-        if path.is_file() and (hidden or "/." not in f"/{path.relative_to(folder)}")
-    }
