@@ -153,7 +153,7 @@ fuzz-configs: $(VENV)/.peers ## compare 300 random config.json with transformers
 	$(call FUZZ,configs,300)
 
 chaos: $(VENV)/.dev ## break builds by 100 SIGKILLs, Ctrl-Cs and SIGTERMs and 162 other faults, with an oracle
-	$(BIN)/python -m tests.laboratory builds --large --count=6 --kills=17 --workers=1-4 --seed=7
+	$(BIN)/python -m tests.laboratory builds --large --count=6 --kills=24 --workers=1-4 --seed=7
 
 chaos-train: $(VENV)/.dev ## break training runs 20 times and compare their results (after make demo)
 	$(BIN)/python -m tests.laboratory runs --cache_dir=$(DEMO)/cache --kills=10 --damages=9 --steps=200 \

@@ -1,7 +1,7 @@
 """Breaks builds, runs and recipes in every known way, and compares what is left with an oracle.
 
     python -m tests.laboratory builds --count=300 --seed=7
-    python -m tests.laboratory builds --large --count=6 --kills=17 --workers=1-4
+    python -m tests.laboratory builds --large --count=6 --kills=24 --workers=1-4
     python -m tests.laboratory runs --count=60 --seed=7
     python -m tests.laboratory runs --cache_dir=DIR --kills=10 --damages=9
     python -m tests.laboratory followed --vocabulary=DIR --kills=15
@@ -59,7 +59,7 @@ from types import ModuleType
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError, run
 from tasks.terminal.table import table
-from tests.laboratory.commands import in_forks
+from tests.laboratory.commands import Difference, in_forks
 
 # Trials of each kind; 0: as many as it takes for --kills.
 _COUNTS = {
@@ -105,7 +105,7 @@ def command_line() -> argparse.ArgumentParser:
         add[name]("--verbose", action="store_true", help="print what each of them tried")
     build = add["builds"]
     build("--large", action="store_true", help="fresh processes, megabytes, and every fault")
-    build("--kills", type=at_least(0), default=17, help="signals that end each large build")
+    build("--kills", type=at_least(0), default=24, help="signals that end each large build")
     build("--workers", type=_range, default=(1, 4), help="of a large build: N or MIN-MAX")
     build("--corpus_bytes", type=at_least(1), default=4 << 20, help="of a large build, about")
     for name in ("runs", "followed", "recipes"):
@@ -152,7 +152,10 @@ def main(argv: list[str]) -> int:
     # A trial of a given run makes all kills by itself.
     if flags.what == "runs" and flags.cache_dir:
         flags.count = 1
-    module.warm(flags, folder / "shared")
+    try:
+        module.warm(flags, folder / "shared")
+    except Difference as error:
+        raise UserError(f"nothing to compare with: {error}") from error
     outcome, counts = Counter[str](), Counter[str]()
 
     def numbers() -> Iterator[int]:

@@ -135,6 +135,7 @@ class Command:
         self.words, self.log, self.name = [*map(str, words)], log, name or str(words[0])
         self._fresh, self._watched, self._prepare = fresh, watched, prepare
         self._process: subprocess.Popen | Fork | None = None
+        self._ended_by_us = False
 
     def start(self, *more: str, kill: Kill | None = None, **options) -> "Command":
         """Starts it with more arguments; a fork ends by itself at the event of `kill`."""

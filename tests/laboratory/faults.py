@@ -47,7 +47,7 @@ def _copied(trial: "Trial", *without: str) -> pathlib.Path:
     for pattern in without:
         for path in _path(trial).glob(f"*/{pattern}"):
             path.unlink()
-    return trial.random.choice(sorted(_path(trial).iterdir()))
+    return _path(trial) / trial.random.choice([*trial.wanted()])
 
 
 def _build(trial: "Trial", **how) -> "Build":
@@ -69,8 +69,6 @@ def _mend(trial: "Trial", what: str) -> None:
 def _damage_file(trial: "Trial", kind: str) -> None:
     cache = _copied(trial, *(("COMPLETED", MANIFEST) if trial.random.random() < 0.5 else ()))
     path = any_file(cache, trial.random)
-    while path.name == "languages.json":  # names the caches; a build refuses a damaged one
-        path = any_file(cache, trial.random)
     damage(path, kind, trial.random)
     _mend(trial, f"{kind} in {path.name}")
 

@@ -1,4 +1,4 @@
-"""A small sample of what the laboratory draws, and that differences and planted faults are noticed."""
+"""A small sample of each laboratory; differences and planted faults are noticed."""
 
 import argparse
 import collections
@@ -8,15 +8,16 @@ import re
 import sys
 
 import pytest
-from tests.laboratory import __main__ as laboratory
-from tests.laboratory import builds, oracle, runs
-from tests.laboratory.commands import Difference
 
 from pipeline.building import documents
 from tasks.reading import compression
+from tasks.terminal.command_line import UserError
 from tasks.vocabularies import neighbours, pieces
+from tests.laboratory import __main__ as laboratory
+from tests.laboratory import builds, faults, oracle, runs
+from tests.laboratory.commands import Difference
 from tests.support.processes import completed
-from tests.trainer.conftest import many_shards, shard_bytes_of, text_cache  # noqa: F401 - fixtures
+from tests.trainer.conftest import shard_bytes_of
 
 pytestmark = pytest.mark.processes
 
@@ -85,7 +86,7 @@ def test_kills_of_builds_and_runs_leave_no_trace(text_cache, many_shards, tmp_pa
 def test_a_command_that_fails_is_reported(words, says, text_cache, tmp_path):
     words = [word.format(cache=text_cache.parent) for word in words]
     code, _, output = sample(tmp_path, *words)
-    assert code == 1
+    assert code in (1, 2)
     assert re.search(says, output), output
 
 
@@ -208,7 +209,10 @@ def planted(patch, fault):
 def test_a_planted_fault_is_found(fault, says, trial, tmp_path, monkeypatch):
     planted(monkeypatch, fault)
     (tmp_path / "shared").symlink_to(trial._vocabularies)
-    found = (difference(builds.Trial(given("builds", seed=2), number, tmp_path), fault) for number in range(400))
+    found = (
+        difference(builds.Trial(given("builds", seed=2), number, tmp_path), fault)
+        for number in range(400)
+    )
     assert re.search(says, next(filter(None, found)))
 
 
