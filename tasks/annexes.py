@@ -22,7 +22,7 @@ import pathlib
 import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 FILE = "annex.toml"
 # The packages with a folder `annexes`.
@@ -122,3 +122,43 @@ def every(slot: str) -> list[Any]:
 def advice(subject: str) -> str:
     """Returns what annexes can do about a problem, as text that follows a sentence, or ""."""
     return "".join(f"; {text}" for text in entries(f"advice.{subject}").values())
+
+
+_Value = TypeVar("_Value")
+
+
+class Registry(Mapping[str, _Value]):
+    """Values by name: the core's, those that modules register, and the annexes' of a slot.
+
+    A value of an annex is imported when it is read; the names alone import nothing.
+    """
+
+    def __init__(self, slot: str, own: Mapping[str, _Value]):
+        self._slot, self._own = slot, dict(own)
+        self._read: dict[str, _Value] = {}
+
+    def __getitem__(self, name: str) -> _Value:
+        if name in self._own:
+            return self._own[name]
+        if name not in self._read:
+            self._read[name] = self.completed(load(entries(self._slot)[name]))
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in entries(self._slot)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._own, **entries(self._slot)})
+
+    def __len__(self) -> int:
+        return len({**self._own, **entries(self._slot)})
+
+    def completed(self, value: _Value) -> _Value:
+        """Returns what is kept of a value that is added."""
+        return value
+
+    def register(self, name: str, value: _Value) -> None:
+        """Adds a value for this process; raises ValueError if the name is taken."""
+        if name in self:
+            raise ValueError(f"there is already a {self._slot.rpartition('.')[2]} called {name!r}")
+        self._own[name] = self.completed(value)

@@ -1,11 +1,12 @@
 """Model presets by name."""
 
-import importlib
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from tasks import annexes
 from tasks.terminal.command_line import UserError, nearest
 from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
@@ -19,15 +20,6 @@ MT5_VOCAB_SIZE = 250_112
 LLAMA_VOCAB_SIZE = 32_000
 # Source: google-research/bert, the uncased vocabulary.
 BERT_VOCAB_SIZE = 30_522
-
-
-# The zoo is loaded by name, like a user's module; presets below name its parts.
-_ZOO = "trainer.zoo"
-importlib.import_module(_ZOO)
-
-
-def _of_zoo(name: str) -> dict[str, ModelConfig]:
-    return dict(getattr(importlib.import_module(f"{_ZOO}.{name}"), name)(T5_VOCAB_SIZE))
 
 
 def _model(
@@ -54,6 +46,21 @@ def _model(
     )
 
 
+def decoder(
+    family: str,
+    vocab_size: int,
+    emb_dim: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    mlp_dim: int,
+    num_layers: int,
+) -> ModelConfig:
+    """Returns a decoder-only model; `num_kv_heads` may equal `num_heads`."""
+    model = _model(family, vocab_size, emb_dim, num_heads, head_dim, mlp_dim, num_layers)
+    return replace(model, num_kv_heads=None if num_kv_heads == num_heads else num_kv_heads)
+
+
 _t5_1_0 = partial(_model, "t5_1_0", T5_VOCAB_SIZE)
 _t5_1_1 = partial(_model, "t5_1_1", T5_VOCAB_SIZE)
 _llama = partial(_model, "llama", LLAMA_VOCAB_SIZE)
@@ -70,13 +77,6 @@ _T5_1_0 = {
     "large": _t5_1_0(1024, 16, 64, 4096, 24),
     "3b": _t5_1_0(1024, 32, 128, 16_384, 24),
     "11b": _t5_1_0(1024, 128, 128, 65_536, 24),
-}
-# Source: t5-experiments, `t5configs/*.json`; "cdq" has conditional queries in half of its heads.
-_T5_EXPERIMENTS = {
-    "micro": _t5_1_0(512, 8, 64, 2048, 4),
-    **{f"small_memory_{n}": replace(_T5_1_0["small"], memory_tokens=n) for n in (10, 20)},
-    "base_cdq": replace(_T5_1_0["base"], mixer="cdq:conditional_heads=6"),
-    "base_only_cdq": replace(_T5_1_0["base"], mixer="cdq"),
 }
 _T5_1_1 = {
     "tiny": _t5_1_1(8, 4, 3, 16, 2),
@@ -123,25 +123,6 @@ _LLAMA3 = {
         ("8b", (4096, 32, 128, 14_336, 32), 8, False),
     )
 }
-# Source: the Gemma team 2024 (arXiv:2403.08295), table 1; mlp_dim is half of the paper's.
-_GEMMA = {
-    "2b": replace(_model("gemma", 256_000, 2048, 8, 256, 16_384, 18), num_kv_heads=1),
-    "7b": _model("gemma", 256_000, 3072, 16, 256, 24_576, 28),
-}
-# Source: Radford et al. 2019, table 2, with the released code's dropout.
-_GPT2 = {
-    size: replace(_model("gpt2", 50_257, *sizes, 0.1), max_positions=1024)
-    for size, sizes in (
-        ("small", (768, 12, 64, 3072, 12)),
-        ("medium", (1024, 16, 64, 4096, 24)),
-        ("large", (1280, 20, 64, 5120, 36)),
-        ("xl", (1600, 25, 64, 6400, 48)),
-    )
-}
-# Source: Zhu et al. 2025 (arXiv:2503.10622), section 5: Llama with dynamic tanh in place of norms.
-_LLAMA |= {
-    f"{size}_dynamic_tanh": replace(_LLAMA[size], norm="dynamic_tanh") for size in ("tiny", "7b")
-}
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, then layers of the encoder and the decoder.
 # Source: Xue et al. 2022 (arXiv:2105.13626), table 1; config.json of google/byt5-*.
 _BYT5 = {
@@ -174,34 +155,6 @@ _BERT = {
     "large": _bert(1024, 16, 64, 4096, 24, 0.1),
 }
 
-# Source: t5-experiments, `bert_configs/*.json`; its 4-layer models have the widths of base.
-_BERT_EXPERIMENTS = {f"{size}_pre_ln": replace(_BERT[size], family="bert_pre_ln") for size in _BERT}
-_BERT_EXPERIMENTS |= {
-    "base_4l": replace(_BERT["base"], num_encoder_layers=4),
-    **{
-        f"base_4l_pre_ln_{position}": replace(
-            _BERT_EXPERIMENTS["base_pre_ln"], num_encoder_layers=4, position=position
-        )
-        for position in ("relative", "rotary")
-    },
-    # Its example of DeepSpeed's sparse attention: a window of one block, one global block and one
-    # random block, drawn for each head; blocks have 16 tokens.
-    "base_bigbird": replace(
-        _BERT["base"],
-        attention_pattern="bigbird:block=16,window=1,global_blocks=1,random_blocks=1,per_head=true",
-    ),
-}
-
-# T5 1.1 with Primer-EZ's two changes. The MLP is 3/2 as wide, for as many parameters as if gated.
-_T5_1_1_PRIMER_EZ = {
-    f"{size}_primer_ez": replace(
-        _T5_1_1[size],
-        mlp_activations=("squared_relu",),
-        mixer="mdha",
-        mlp_dim=_T5_1_1[size].mlp_dim * 3 // 2,
-    )
-    for size in ("tiny", "mini", "small", "base")
-}
 # Source: Lingle 2024 (arXiv:2404.05728), section 3.1 and table 1: decoders by width, with T5's
 # tokenizer and its sentinels. At the base width, initial logits of models from other families are
 # as large as in the standard parametrisation.
@@ -221,12 +174,12 @@ _MUP = {
     for size in ("mini", "small", "base", "xl")
 }
 
-MODEL_PRESETS: Mapping[str, ModelConfig] = {
+_CORE: Mapping[str, ModelConfig] = {
     **{
         f"{family}_{size}": config
         for family, sizes in (
-            ("t5_1_0", _T5_1_0 | _T5_EXPERIMENTS),
-            ("t5_1_1", _T5_1_1 | _T5_1_1_PRIMER_EZ),
+            ("t5_1_0", _T5_1_0),
+            ("t5_1_1", _T5_1_1),
             ("mt5", _MT5),
             ("umt5", _UMT5),
             ("byt5", _BYT5),
@@ -234,21 +187,35 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
             ("lm", _LM),
             ("llama", _LLAMA),
             ("llama3", _LLAMA3),
-            ("gemma", _GEMMA),
-            ("gpt2", _GPT2),
-            ("bert", _BERT | _BERT_EXPERIMENTS),
+            ("bert", _BERT),
         )
         for size, config in sizes.items()
     },
-    **_of_zoo("primer_presets"),
     **{f"mup_{size}": config for size, config in _MUP.items()},
-    **_of_zoo("march_presets"),
-    **_of_zoo("decoder_presets"),
-    **_of_zoo("t5gemma"),
-    **_of_zoo("longt5"),
-    **_of_zoo("switch_transformers"),
-    **_of_zoo("encoder_presets"),
 }
+
+
+class _Presets(Mapping[str, ModelConfig]):
+    """The core's presets and the annexes', which are imported for a name that is not the core's."""
+
+    @functools.cached_property
+    def _all(self) -> dict[str, ModelConfig]:
+        found = dict(_CORE)
+        for presets in annexes.every("presets"):
+            found |= presets(T5_VOCAB_SIZE)
+        return found
+
+    def __getitem__(self, name: str) -> ModelConfig:
+        return _CORE[name] if name in _CORE else self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+MODEL_PRESETS: Mapping[str, ModelConfig] = _Presets()
 
 
 # Pattern of presets -> the optimizer of their source, which a preset does not set.
@@ -256,9 +223,6 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
 # (arXiv:2302.13971), section 2.2; Dubey et al. 2024 (arXiv:2407.21783), section 3.4.1.
 _SOURCE_OPTIMIZERS = (
     (r"mup_dm\d+", "--optimizer_preset=mu_transformer"),
-    (r"(mini_)?march_\w+", "--optimizer_preset=march"),
-    (rf"t5_1_0_({'|'.join(_T5_EXPERIMENTS)})", "--optimizer_preset=t5_experiments_t5"),
-    (rf"bert_({'|'.join(_BERT_EXPERIMENTS)})", "--optimizer_preset=t5_experiments_bert"),
     (r"bert_\w+", "AdamW at 1e-4 with a linear schedule (docs/presets.md)"),
     (r"llama3?_\w+", "AdamW with a cosine schedule and clipping (docs/presets.md)"),
 )
@@ -266,7 +230,8 @@ _SOURCE_OPTIMIZERS = (
 
 def source_optimizer(preset: str) -> str:
     """Returns the optimizer of a preset's source, or "" if it is T5X's or unknown."""
-    found = (words for names, words in _SOURCE_OPTIMIZERS if re.fullmatch(names, preset))
+    known = (*annexes.entries("source_optimizers").items(), *_SOURCE_OPTIMIZERS)
+    found = (words for names, words in known if re.fullmatch(names, preset))
     return next(found, "")
 
 

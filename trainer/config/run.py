@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -488,8 +487,7 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
         )
     for old, new in annexes.entries("moved_settings").items():
         _move(value["config"], old.split("."), new.split("."))
-    # Both may register values that the configuration names.
-    importlib.import_module("trainer.zoo")
+    # It may register values that the configuration names.
     if value["config"].get("task_module"):
         registry.load(value["config"]["task_module"])
     return fields.from_dict(Config, value["config"], path), value.get("origins", {})

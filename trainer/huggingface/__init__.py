@@ -34,6 +34,7 @@ def model_config(path: str) -> ModelConfig:
 def _read(path: str) -> tuple[ModelConfig, dict[str, Any]]:
     """Returns the model of a folder, and the contents of its config.json."""
     from trainer.huggingface.config_json import from_config
+    from trainer.huggingface.kinds import type_of
 
     folder = files.local_path(path)
     where = os.path.join(folder, CONFIG)
@@ -50,9 +51,8 @@ def _read(path: str) -> tuple[ModelConfig, dict[str, Any]]:
         written: Any = files.read_json(where)
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON: {error}") from error
-    kind = str(written.get("model_type"))
-    ids = special_ids_of(folder, written)
-    return from_config(written, where, _own_tensors(folder, kind), ids), written
+    tensors, ids = _own_tensors(folder, type_of(written)), special_ids_of(folder, written)
+    return from_config(written, where, tensors, ids), written
 
 
 def special_ids_of(folder: str, written: Mapping[str, Any] | None = None) -> special_ids.Ids:
@@ -65,15 +65,15 @@ def special_ids_of(folder: str, written: Mapping[str, Any] | None = None) -> spe
 
 def _own_tensors(folder: str, kind: str) -> frozenset[str]:
     """Returns the names of a local folder's tensors; for T5, without copies of the embedding."""
-    from trainer.huggingface import formats, names
+    from trainer.huggingface.kinds import KINDS
 
     places = weights.places(folder)
-    if kind not in formats.T5_LIKE:
+    if kind not in KINDS or not KINDS[kind].like_t5:
         return frozenset(places)
-    tables = [places[name] for name in names.EMBEDDINGS if name in places]
+    tables = [places[name] for name in KINDS[kind].embeddings if name in places]
     copies = {
         name
-        for name in places.keys() & names.KERNELS
+        for name in places.keys() & KINDS[kind].kernels
         if not tables or any(weights.equal(places[name], table) for table in tables)
     }
     return frozenset(places) - copies
@@ -85,7 +85,8 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
     Its model may differ from `config` in dropout, dtype, scan and remat. A UserError names other
     fields that differ, and tensors that are missing, unknown or misshapen.
     """
-    from trainer.huggingface import configs, names, t5_experiments
+    from trainer.huggingface import configs, names
+    from trainer.huggingface.kinds import KINDS, type_of
 
     found, written = _read(path)
     if not configs.same_model(found, config):
@@ -96,7 +97,7 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
         )
     with extras.needed(f"{path}: reading safetensors", EXTRA):
         tensors = weights.read(files.local_path(path))
-    if text := t5_experiments.warning(found):
+    kind, pad = type_of(written), special_ids.pad(written)
+    if text := KINDS[kind].warning(found):
         print(f"{path}: {text}", file=sys.stderr)
-    kind, pad = written["model_type"], special_ids.pad(written)
     return names.from_tensors(tensors, found, kind, path, pad)

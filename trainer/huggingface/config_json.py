@@ -6,10 +6,9 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError
 from trainer.huggingface import formats as formats
-from trainer.huggingface import shapes as shapes
 from trainer.huggingface import special_ids
 from trainer.huggingface.fields import Fields, unset
-from trainer.huggingface.kinds import KINDS
+from trainer.huggingface.kinds import KINDS, type_of
 from trainer.model.config import ModelConfig
 
 
@@ -25,9 +24,10 @@ def from_config(
     tied, but stores the kernel of untied logits. `ids` are the folder's special ids, if known.
     A UserError names an unsupported or unknown field.
     """
-    kind = str(written.get("model_type"))
+    kind = type_of(written)
     if kind not in KINDS:
-        raise UserError(f"{where}: model_type is {kind}, not one of {', '.join(sorted(KINDS))}")
+        types = sorted(name for name in KINDS if " " not in name)
+        raise UserError(f"{where}: model_type is {kind}, not one of {', '.join(types)}")
     fields = {name: value for name, value in written.items() if not unset(value)}
     nulls = frozenset(name for name, value in written.items() if value is None)
     known = Fields(fields, where, tensors, nulls)

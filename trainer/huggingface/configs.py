@@ -27,7 +27,8 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
             f"family {config.family} has no counterpart in transformers; --custom_code writes a "
             "modelling file for it"
         )
-    if not candidates(config.family):
+    first = next(candidates(config.family), None)
+    if first is None:
         return f"transformers has no model of family {config.family}"
     if model_type(config) is not None:
         return None
@@ -35,12 +36,13 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
         return f"BertForMaskedLM uses learned positions, but this model uses {config.position}"
     if config.family == "bert_pre_ln" and config.position_scheme != "rotary":
         return "BertForMaskedLM has norms after the sublayers, but family bert_pre_ln before them"
-    if config.family in ("llama", "bert", "gpt2") and config.emb_dim % config.num_heads:
+    fills = config.family == "llama" or KINDS[first].fills
+    if fills and config.emb_dim % config.num_heads:
         return f"emb_dim {config.emb_dim} is not divisible by {config.num_heads} heads"
     # The cause is the activations, head sizes or another change to the family.
-    found = _plain(config)
+    found = _plain(config, KINDS[first].fills)
     with contextlib.suppress(KeyError, UserError):
-        found = _there_and_back(config, candidates(config.family)[0])
+        found = _there_and_back(config, first)
     # Ignore multipliers, which can be folded away, and the family, which other fields define.
     changed = ", ".join(
         each for each in different_fields(found, folded(config)) if not each.startswith("family ")
@@ -142,11 +144,10 @@ def _inference(config: ModelConfig) -> ModelConfig:
     )
 
 
-def _plain(config: ModelConfig) -> ModelConfig:
-    """Returns the model with its family's default parts; heads of BERT and GPT-2 fill the width."""
+def _plain(config: ModelConfig, fills: bool) -> ModelConfig:
+    """Returns the model with its family's default parts; if `fills`, heads fill the width."""
     names = ["family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "tied_logits"]
     names += ["num_encoder_layers", "num_decoder_layers"]
-    fills = config.family in ("bert", "gpt2")
     names += ["max_positions"] if fills else []
     plain = ModelConfig(**{name: getattr(config, name) for name in names})
     return (

@@ -1,11 +1,10 @@
-"""Reads and writes transformers' config.json; `shapes` has more model types."""
+"""Reads and writes transformers' config.json of T5, Llama, BERT and our own type."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.vocabulary import PAD_ID
-from trainer.huggingface import module_names, rotary, t5_experiments
+from trainer.huggingface import module_names, rotary
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.module_names import activations, decoder_layer
@@ -41,9 +40,8 @@ T5_PROJECTIONS = {
 }
 
 
-# T5's families, and the types whose config.json says in T5's fields if logits are tied and scaled.
+# T5's families.
 T5S = ("t5_1_0", "t5_1_1")
-T5_LIKE = ("t5", "longt5")
 
 # transformers' size fields -> ours.
 T5 = {
@@ -63,12 +61,6 @@ BERT = {
     **_LAYERS,
     "num_hidden_layers": "num_encoder_layers",
     "max_position_embeddings": "max_positions",
-}
-_GPT2 = {
-    "n_embd": "emb_dim",
-    "n_layer": "num_decoder_layers",
-    "n_head": "num_heads",
-    "n_positions": "max_positions",
 }
 
 
@@ -95,9 +87,10 @@ def relative_of(fields: Fields, name: str = "relative") -> str:
 
 
 def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
-    """Returns a T5, mT5 or umT5, or a model of T5_LIKE with `pieces`."""
+    """Returns a T5, mT5 or umT5, or a model like T5 with `pieces`."""
     kind = fields["model_type"]
-    standard = "relu" if kind in T5_LIKE else "gated-gelu"
+    like_t5 = KINDS[kind].like_t5
+    standard = "relu" if like_t5 else "gated-gelu"
     projection = fields.named("feed_forward_proj", T5_PROJECTIONS, standard)
     # transformers derives these two fields, but obeys explicit values.
     activation = ACTIVATIONS[projection[0]]
@@ -106,10 +99,10 @@ def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
     # transformers 5 records all logits as tied, but stores the kernel of untied ones. mT5's logits
     # are never scaled. Without T5's field `scale_decoder_outputs`, tied logits are scaled;
     # transformers 4, which lacks it, ignores a kernel that is stored beside them.
-    tied = bool(fields.get("tie_word_embeddings", kind in T5_LIKE))
+    tied = bool(fields.get("tie_word_embeddings", like_t5))
     of_5 = fields.get("scale_decoder_outputs", None)
     scaled = (tied if of_5 is None else bool(of_5)) and kind != "mt5"
-    if kind not in T5_LIKE or not scaled or of_5 is not None:
+    if not like_t5 or not scaled or of_5 is not None:
         tied = tied and "lm_head.weight" not in fields.tensors
     unscaled, tied_scale = (1.0, None) if tied else (None, fields.size("d_model") ** -0.5)
     return ModelConfig(
@@ -122,7 +115,6 @@ def from_t5(fields: Fields, **pieces: Any) -> ModelConfig:
         mlp_activations=projection,
         norm=norm_of("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
         position=relative_of(fields, PER_LAYER if kind == "umt5" else "relative"),
-        **t5_experiments.t5_parts(fields),
         **pieces,
     )
 
@@ -167,47 +159,6 @@ def _from_llama(fields: Fields) -> ModelConfig:
     return from_llama_like(fields, **biases)
 
 
-def _from_gemma(fields: Fields) -> ModelConfig:
-    # Early releases read this field, and used the same function without it.
-    fields.named("hidden_activation", {"gelu": "gelu_new"}, "gelu_new")
-    fields.require("use_bidirectional_attention", None)
-    for name in ("head_dim", "num_key_value_heads"):
-        fields[name]  # required, because transformers' defaults differ from ours
-    config = from_decoder(
-        fields,
-        "gemma",
-        activation="gelu_new",
-        norm=norm_of("rms_norm", fields.get("rms_norm_eps", 1e-6), gain="offset"),
-        position=rotary.read(fields),
-        attention_bias=fields.get("attention_bias", False),
-        tied_logits=fields.get("tie_word_embeddings", True),
-    )
-    if config.mlp_activations == ("gelu_erf", "linear"):
-        # Early folders write "gelu" for the tanh approximation.
-        config = dataclasses.replace(config, mlp_activations=("gelu", "linear"))
-    return config
-
-
-def _from_gpt2(fields: Fields) -> ModelConfig:
-    for name, expected in (
-        ("scale_attn_weights", True),
-        ("scale_attn_by_inverse_layer_idx", False),
-    ):
-        fields.require(name, expected)
-    width = fields.size("n_embd")
-    return ModelConfig(
-        family="gpt2",
-        **fields.sizes(_GPT2),
-        head_dim=width // fields.size("n_head"),
-        mlp_dim=fields.get("n_inner", 4 * width),
-        num_encoder_layers=0,
-        dropout_rate=fields.get("resid_pdrop", 0.1),
-        tied_logits=fields.get("tie_word_embeddings", True),
-        mlp_activations=(fields.named("activation_function", ACTIVATIONS, "gelu_new"),),
-        norm=norm_of("layer_norm", fields.get("layer_norm_epsilon", 1e-5)),
-    )
-
-
 def _from_custom(fields: Fields) -> ModelConfig:
     # Folders written before Primer was added lack these; they are then None, as in ModelConfig.
     names = ("mixer", "norm", "norm_placement", "mlp_bias")
@@ -225,11 +176,15 @@ def _from_custom(fields: Fields) -> ModelConfig:
     )
 
 
-def _from_bert(fields: Fields) -> ModelConfig:
+def from_bert(fields: Fields, family: str = "bert", position: str = "absolute") -> ModelConfig:
+    """Returns a BERT; the file must say so if positions are absolute."""
     fields.require("type_vocab_size", 2)
     fields.require("is_decoder", False)
+    if position == "absolute":
+        fields.require("position_embedding_type", position)
     return ModelConfig(
-        **t5_experiments.bert_parts(fields),
+        family=family,
+        position=position,
         **fields.sizes(BERT),
         head_dim=fields.size("hidden_size") // fields.size("num_attention_heads"),
         num_decoder_layers=0,
@@ -307,26 +262,6 @@ def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {**written, "mlp_bias": bool(config.value("mlp_bias"))}
 
 
-def _to_gemma(config: ModelConfig, positions: int) -> dict[str, Any]:
-    if config.emb_dim % config.num_heads:
-        raise KeyError("num_heads")  # transformers refuses such a Gemma
-    written = to_rotary_decoder(config, positions, "GemmaForCausalLM")
-    return {**written, "hidden_act": "gelu_pytorch_tanh"}  # Gemma uses torch's name
-
-
-def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        **sizes(config, _GPT2),
-        "n_inner": config.mlp_dim,
-        "activation_function": ACTIVATIONS[activations(config)[0]],
-        "layer_norm_epsilon": epsilon_of(config),
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout_rate),
-        # Rows begin with id 0 in training.
-        "bos_token_id": PAD_ID,
-    }
-
-
 def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
     if TRANSFORMERS not in config.mixer_facts.exports:
         raise KeyError(config.mixer)
@@ -365,52 +300,49 @@ def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
     }
 
 
-_DECODERS = frozenset({"is_decoder"})
-_OF_T5 = frozenset({"is_decoder", "scalable_attention", "num_cdq_heads"})
-# Of positions that the model does not have.
-_OF_BERT = frozenset(
-    {
-        *("relative_attention_num_buckets", "relative_last_bucket_distance"),
-        *("rotary_dim", "rotary_base"),
-    }
-)
-KINDS[CUSTOM] = Kind(
-    _from_custom,
-    _to_custom,
-    module_names.decoder,
-    ("lm", "primer"),
-    "model.",
-    _DECODERS | {"auto_map"},
-    compared=("PalimpsestForCausalLM",),
-)
+DECODERS = frozenset({"is_decoder"})
+# Names of T5's token embedding; its stacks share it, and a folder may have it under any of them.
+T5_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+_T5_ALONE = {
+    "decoder.": "an encoder alone, as saved by T5EncoderModel; name a folder saved by "
+    "T5ForConditionalGeneration",
+}
 _T5S = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
-KINDS["t5"] = Kind(from_t5, to_t5, module_names.t5, T5S, inert=_OF_T5, compared=_T5S)
-KINDS["mt5"] = KINDS["t5"]._replace(families=())
-KINDS["umt5"] = KINDS["t5"]._replace(write=_to_umt5, compared=("UMT5ForConditionalGeneration",))
-KINDS["llama"] = Kind(
+_T5 = Kind(
+    *(from_t5, to_t5, module_names.t5, T5S),
+    inert=frozenset({"is_decoder", "scalable_attention"}),
+    compared=_T5S,
+    like_t5=True,
+    embeddings=T5_EMBEDDINGS,
+    unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    missing=_T5_ALONE,
+)
+_LLAMA = Kind(
     *(_from_llama, _to_llama, module_names.decoder, ("llama", "gemma", "lm", "primer"), "model."),
-    _DECODERS,
+    DECODERS,
     compared=("LlamaForCausalLM",),
 )
-KINDS["gemma"] = KINDS["llama"]._replace(
-    read=_from_gemma,
-    write=_to_gemma,
-    families=("gemma", "llama", "lm"),
-    compared=("GemmaForCausalLM",),
-)
-KINDS["gpt2"] = Kind(
-    *(
-        _from_gpt2,
-        _to_gpt2,
-        module_names.gpt2,
-        ("gpt2", "llama", "lm", "primer"),
-        module_names.GPT2,
+for _name, _kind in {
+    CUSTOM: _LLAMA._replace(
+        read=_from_custom,
+        write=_to_custom,
+        families=("lm", "primer"),
+        inert=DECODERS | {"auto_map"},
+        compared=("PalimpsestForCausalLM",),
     ),
-    _DECODERS,
-    compared=("GPT2LMHeadModel",),
-)
-KINDS["bert"] = Kind(
-    *(_from_bert, _to_bert, module_names.bert, ("bert",), "bert.", _OF_BERT),
-    kernel=("mlm_head/logits_dense/kernel", "cls.predictions.decoder"),
-    compared=("BertForPreTraining", "BertForMaskedLM"),
-)
+    "t5": _T5,
+    "mt5": _T5._replace(families=(), like_t5=False),
+    "umt5": _T5._replace(write=_to_umt5, like_t5=False, compared=("UMT5ForConditionalGeneration",)),
+    "llama": _LLAMA,
+    "bert": Kind(
+        *(from_bert, _to_bert, module_names.bert, ("bert",), "bert."),
+        kernel=("mlm_head/logits_dense/kernel", "cls.predictions.decoder"),
+        compared=("BertForPreTraining", "BertForMaskedLM"),
+        fills=True,
+        embeddings=("bert.embeddings.word_embeddings.weight",),
+        heads=("cls.",),
+        twice={"cls.predictions.decoder.bias": ("cls.predictions.bias",)},
+        unused=("bert.embeddings.position_ids",),
+    ),
+}.items():
+    KINDS.register(_name, _kind)

@@ -1,9 +1,10 @@
-"""The registry of transformers' model types."""
+"""The registry of transformers' model types, the core's and the annexes'."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from trainer.huggingface.fields import Fields
+from tasks.annexes import Registry
+from trainer.huggingface.fields import Fields, unset
 from trainer.model.config import ModelConfig
 
 
@@ -27,6 +28,18 @@ class Kind(NamedTuple):
       unread: beginnings of the names of such tensors that a folder may have.
       copies: names of copies of the token embedding that transformers 4 needs if logits are untied.
       compared: transformers' classes whose logits are compared with ours.
+      like_t5: config.json says in T5's fields if logits are tied and scaled.
+      fills: heads fill the width: there is no field for their size.
+      transposed: torch's kernels are [out, in].
+      joined: module -> the kernels that it holds as one tensor.
+      bare: path of a parameter -> a tensor that belongs to no module.
+      mixers: mixers that it has beside those that any type may have.
+      embeddings: names under which a folder may have the token embedding.
+      heads: beginnings of the names of heads.
+      twice: tensors that some folders store twice -> the originals.
+      unused: endings of the names of tensors without effect.
+      missing: beginning of tensor names -> what a folder without such tensors is, and a remedy.
+      warning: returns what to tell about a model's weights, or None.
     """
 
     read: Callable[[Fields], ModelConfig]
@@ -42,13 +55,46 @@ class Kind(NamedTuple):
     unread: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
+    like_t5: bool = False
+    fills: bool = False
+    transposed: bool = True
+    joined: Mapping[str, tuple[str, ...]] = {}
+    bare: Mapping[str, str] = {}
+    mixers: tuple[str, ...] = ()
+    embeddings: tuple[str, ...] = ("model.embed_tokens.weight",)
+    heads: tuple[str, ...] = ("lm_head.",)
+    twice: Mapping[str, tuple[str, ...]] = {}
+    unused: tuple[str, ...] = ()
+    missing: Mapping[str, str] = {}
+    warning: Callable[[ModelConfig], str | None] = lambda config: None
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The kernel of the logits, which is the embedding again if they are tied."""
+        return frozenset({f"{self.kernel[1]}.weight"} - self.twice.keys())
 
 
-# model_type -> its row.
-KINDS: dict[str, Kind] = {}
+# model_type -> its row; "TYPE with FIELD" or "TYPE with FIELD=VALUE" is a variant of a type, of
+# folders whose config.json has this field. `formats` adds the core's.
+KINDS: Registry[Kind] = Registry("transformers_types", {})
 
 
-def candidates(family: str) -> list[str]:
-    """Returns a family's model_types: first the one of its name, the others as registered."""
-    found = [name for name, kind in KINDS.items() if family in kind.families]
-    return sorted(found, key=lambda name: name != family)
+def type_of(written: Mapping[str, Any]) -> str:
+    """Returns the name in KINDS of a config.json: its model_type, or the variant that it has."""
+    kind = str(written.get("model_type"))
+    for name in KINDS:
+        base, _, mark = name.partition(" with ")
+        field, _, value = mark.partition("=")
+        found = written.get(field)
+        if mark and base == kind and not unset(found) and value in ("", str(found)):
+            return name
+    return kind
+
+
+def candidates(family: str) -> Iterator[str]:
+    """Yields a family's model_types: the one of its name, then the core's, then the annexes'."""
+    if family in KINDS and family in KINDS[family].families:
+        yield family
+    for name in KINDS:
+        if name != family and family in KINDS[name].families:
+            yield name

@@ -1,19 +1,18 @@
 """Names of the modules of transformers that hold our parameters, by path.
 
-Source: transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py, modeling_llama.py,
-modeling_gemma.py and modeling_gpt2.py.
+Source: transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py and
+modeling_llama.py.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
-from trainer.huggingface import t5_experiments
 from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
 from trainer.model.parts import PER_LAYER
 from trainer.model.spec import LayerSpec, ModelSpec, model_spec
 
-GPT2 = "transformer."
 PROJECTIONS = ("query", "key", "value")
 
 
@@ -45,16 +44,21 @@ def layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> d
     }
 
 
-def t5(config: ModelConfig) -> dict[str, str]:
+# Projections of attention -> their names in T5.
+T5_PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
+
+
+def t5(
+    config: ModelConfig, of_encoder: Mapping[str, str] = MappingProxyType(T5_PROJECTIONS)
+) -> dict[str, str]:
+    """Returns the names of a T5; `of_encoder` are the projections of its encoder's mixer."""
     modules = {"token_embedder/embedding": "shared"}
     for stack, number, mixers in (
         ("encoder", config.num_encoder_layers, ("attention",)),
         ("decoder", config.num_decoder_layers, ("self_attention", "encoder_decoder_attention")),
     ):
         modules |= affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
-        letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
-        if stack == "encoder":
-            letters = t5_experiments.encoder_projections(config, letters)
+        letters = T5_PROJECTIONS if stack == "decoder" else of_encoder
         inside: dict[str, str] = {}
         for place, mixer in enumerate(mixers):
             norm = mixer.replace("encoder_decoder", "cross")
@@ -129,24 +133,6 @@ def decoder(config: ModelConfig) -> dict[str, str]:
     return modules
 
 
-def gpt2(config: ModelConfig) -> dict[str, str]:
-    inside = {
-        **affine("pre_self_attention_layer_norm", "ln_1"),
-        **affine("pre_mlp_layer_norm", "ln_2"),
-        **affine("self_attention/out", "attn.c_proj"),
-        **affine("mlp/wi", "mlp.c_fc"),
-        **affine("mlp/wo", "mlp.c_proj"),
-    }
-    for name in PROJECTIONS:
-        inside |= affine(f"self_attention/{name}", "attn.c_attn")
-    return {
-        "decoder/token_embedder/embedding": f"{GPT2}wte",
-        "decoder/position_embedder/pos_embedding": f"{GPT2}wpe",
-        **affine("decoder/decoder_norm", f"{GPT2}ln_f"),
-        **layers("decoder", config.num_decoder_layers, f"{GPT2}h", inside),
-    }
-
-
 def bert(config: ModelConfig) -> dict[str, str]:
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
@@ -161,9 +147,6 @@ def bert(config: ModelConfig) -> dict[str, str]:
     if config.position_scheme == "absolute":
         table = "bert.embeddings.position_embeddings"
         modules["encoder/position_embedder/pos_embedding"] = table
-    if config.position_scheme == "relative":
-        table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
-        modules["encoder/relpos_bias/rel_embedding"] = table
     inside = {
         **affine("attention/out", "attention.output.dense"),
         **affine("mlp/wi", "intermediate.dense"),
@@ -171,13 +154,8 @@ def bert(config: ModelConfig) -> dict[str, str]:
     }
     for name in PROJECTIONS:
         inside |= affine(f"attention/{name}", f"attention.self.{name}")
-    if config.value("norm_placement") == "pre":
-        modules |= affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
-        inside |= affine("pre_attention_layer_norm", "pre_attention_ln")
-        inside |= affine("pre_mlp_layer_norm", "post_attention_ln")
-    else:
-        inside |= affine("post_attention_layer_norm", "attention.output.LayerNorm")
-        inside |= affine("post_mlp_layer_norm", "output.LayerNorm")
+    inside |= affine("post_attention_layer_norm", "attention.output.LayerNorm")
+    inside |= affine("post_mlp_layer_norm", "output.LayerNorm")
     return modules | layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
 
 

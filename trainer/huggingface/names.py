@@ -3,7 +3,7 @@
 Our kernels are [in, out]; torch's weights are [out, in], except GPT-2's. Our tables of relative
 positions are [heads, buckets], theirs [buckets, heads]. No other tensors are transposed.
 
-Source: google-research/t5x and transformers' modeling_t5.py and modeling_gpt2.py.
+Source: google-research/t5x and transformers' modeling_t5.py.
 """
 
 import sys
@@ -16,9 +16,7 @@ from flax import traverse_util
 
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import PAD_ID
-from trainer.huggingface import t5_experiments
-from trainer.huggingface.kinds import KINDS
-from trainer.huggingface.module_names import GPT2, PROJECTIONS
+from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
 from trainer.model.parts import FULL_PATTERN
@@ -30,8 +28,6 @@ Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
-# Module -> the kernels that it holds as one tensor: GPT-2's, and ModernBERT's two.
-_JOINED = {"c_attn": PROJECTIONS, "Wqkv": PROJECTIONS, "Wi": ("wi_0", "wi_1")}
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
@@ -39,9 +35,8 @@ def logits_are_tied(config: ModelConfig) -> bool:
     return model_spec(config).output.tied
 
 
-def _unsupported(config: ModelConfig) -> list[str]:
-    known = TRANSFORMERS in config.mixer_facts.exports
-    known |= config.part("mixer").name in t5_experiments.MIXERS
+def _unsupported(config: ModelConfig, kind: Kind) -> list[str]:
+    known = TRANSFORMERS in config.mixer_facts.exports or config.part("mixer").name in kind.mixers
     parts = [] if known else [f"mixer {config.mixer}"]
     if config.part("attention_pattern").name != FULL_PATTERN:
         parts.append(f"attention_pattern {config.attention_pattern}")
@@ -79,26 +74,26 @@ def places(config: ModelConfig, kind: str, pad: int = PAD_ID) -> dict[str, Place
     `kind` is the model_type, `pad` the padding id of config.json. Raises UserError if transformers
     lacks a part of the model.
     """
-    if parts := _unsupported(config):
+    row = KINDS[kind]
+    if parts := _unsupported(config, row):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
-    modules = KINDS[kind].tensors(config)
+    modules = row.tensors(config)
     if not logits_are_tied(config):
-        path, module = KINDS[kind].kernel
+        path, module = row.kernel
         modules[path] = module
-    memory = {"memory_embedder/embedding": Place(t5_experiments.MEMORY, False)}
-    found = {path: _place(path, module) for path, module in modules.items()}
-    if numbered := KINDS[kind].numbered:
-        found[numbered] = found[numbered]._replace(unused=pad + 1)
-    return (memory if config.memory_tokens else {}) | found
+    found = {path: _place(path, module, row) for path, module in modules.items()}
+    if row.numbered:
+        found[row.numbered] = found[row.numbered]._replace(unused=pad + 1)
+    bare = {path: Place(tensor, False) for path, tensor in row.bare.items()}
+    return {**bare, **found} if config.lengthening else found
 
 
-def _place(path: str, module: str) -> Place:
+def _place(path: str, module: str, kind: Kind) -> Place:
     *_, owner, name = path.split("/")
     tensor = name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
-    is_gpt2 = module.startswith(GPT2)
-    joined = _JOINED.get(module.rpartition(".")[2])
+    joined = kind.joined.get(module.rpartition(".")[2])
     part = (joined.index(owner), len(joined)) if joined else (0, 1)
-    return Place(f"{module}.{tensor}", name in _TRANSPOSED and not is_gpt2, *part)
+    return Place(f"{module}.{tensor}", name in _TRANSPOSED and kind.transposed, *part)
 
 
 def to_tensors(params: Tree, config: ModelConfig, kind: str, pad: int = PAD_ID) -> Tensors:
@@ -123,32 +118,18 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str, pad: int = PAD_ID) 
         else parts[0]
         for name, parts in columns.items()
     }
-    bias = f"{KINDS[kind].kernel[1]}.bias"
-    if bias in _COPIES and not logits_are_tied(config):
+    row = KINDS[kind]
+    bias = f"{row.kernel[1]}.bias"
+    if bias in row.twice and not logits_are_tied(config):
         # For untied logits, transformers reads the bias stored beside the kernel.
-        tensors[bias] = tensors[_COPIES[bias][0]]
+        tensors[bias] = tensors[row.twice[bias][0]]
     if not logits_are_tied(config):
-        tables = (tensors[name] for name in EMBEDDINGS if name in tensors)
-        tensors |= dict.fromkeys(KINDS[kind].copies, next(tables, np.empty(0)))
-    blank = KINDS[kind].blank(config)
+        tables = (tensors[name] for name in row.embeddings if name in tensors)
+        tensors |= dict.fromkeys(row.copies, next(tables, np.empty(0)))
+    blank = row.blank(config)
     return tensors | {name: np.zeros(shape, np.float32) for name, shape in blank.items()}
 
 
-# Names of the token embedding; T5's stacks share it, and a folder may have it under any of them.
-_T5_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-EMBEDDINGS = (
-    *_T5_EMBEDDINGS,
-    *("model.embed_tokens.weight", "transformer.wte.weight"),
-    *(f"{name}.embeddings.word_embeddings.weight" for name in ("bert", "roberta")),
-    *("model.embeddings.tok_embeddings.weight", "model.encoder.embed_tokens.weight"),
-)
-# The kernel of the logits, which is the embedding again if they are tied.
-KERNELS = frozenset(
-    {
-        *("lm_head.weight", "cls.predictions.decoder.weight"),
-        *("lm_head.decoder.weight", "decoder.weight"),
-    }
-)
 # Names that early releases gave to a norm's parameters.
 _EARLY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -157,34 +138,35 @@ def _renamed(tensors: Mapping[str, np.ndarray], kind: str) -> Tensors:
     """Returns tensors under the names that current releases of transformers write."""
     beginning, found = KINDS[kind].beginning, dict(tensors)
     if beginning and not any(name.startswith(beginning) for name in tensors):
-        heads = (*_HEADS, beginning)
+        heads = (*KINDS[kind].heads, beginning)
         found = {n if n.startswith(heads) else beginning + n: t for n, t in tensors.items()}
     for early, name in _EARLY.items():
         found = {n.replace(early, name) if n.endswith(early) else n: t for n, t in found.items()}
     return found
 
 
-def _with_embedding(tensors: Tensors, table: str, config: ModelConfig, where: str) -> Tensors:
+def _with_embedding(
+    tensors: Tensors, table: str, config: ModelConfig, kind: Kind, where: str
+) -> Tensors:
     """Returns tensors with the token embedding under the name `table` alone.
 
     Raises a UserError if the folder lacks it, or has tensors with different values for it.
     """
-    names = [table]
-    if table in _T5_EMBEDDINGS:
-        names += [name for name in _T5_EMBEDDINGS if name != table]
+    kernels, names = kind.kernels, [table]
+    names += [name for name in kind.embeddings if name != table]
     if logits_are_tied(config):
-        names += sorted(KERNELS)
+        names += sorted(kernels)
     present = [name for name in names if name in tensors]
     if not present:
-        known = " or ".join(name for name in names if name not in KERNELS)
+        known = " or ".join(name for name in names if name not in kernels)
         shape = (config.vocab_size, config.emb_dim)
-        alike = (n for n, each in tensors.items() if each.shape == shape and n not in KERNELS)
+        alike = (n for n, each in tensors.items() if each.shape == shape and n not in kernels)
         raise UserError(f"{where} has no token embedding {known}{nearest(table, alike)}")
     first, *others = present
     for name in others:
         if not np.array_equal(tensors[first], tensors[name]):
             cure = ""
-            if name in KERNELS:
+            if name in kernels:
                 cure = (
                     "; if its logits have a kernel of their own, set tie_word_embeddings to false"
                 )
@@ -195,23 +177,15 @@ def _with_embedding(tensors: Tensors, table: str, config: ModelConfig, where: st
     return {table: tensors[first], **rest}
 
 
-# Beginnings of the names of heads.
-_HEADS = ("lm_head.", "cls.", "head.", "decoder.")
 # Prefix of tensor names -> description of a folder without such tensors, and a remedy.
 _MISSING = {
-    "lm_head.dense.": "an encoder alone, as saved by RobertaModel; name a folder saved by "
-    "RobertaForMaskedLM",
-    "head.dense.": "an encoder alone, as saved by ModernBertModel; name a folder saved by "
-    "ModernBertForMaskedLM",
-    "decoder.": "an encoder alone, as saved by T5EncoderModel; name a folder saved by "
-    "T5ForConditionalGeneration",
     "lm_head.": "a model whose logits use the embedding, but its config.json does not say so; "
     "make it with tie_word_embeddings=False",
 }
 
 
-def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
-    for beginning, what in _MISSING.items():
+def _why_missing(name: str, tensors: Mapping[str, np.ndarray], kind: Kind) -> str:
+    for beginning, what in {**kind.missing, **_MISSING}.items():
         if name.startswith(beginning) and not any(each.startswith(beginning) for each in tensors):
             return f": it is {what}"
     return nearest(name, tensors)
@@ -230,16 +204,18 @@ def from_tensors(
     stderr says so. `pad` is the padding id of config.json. Raises UserError if any other tensor is
     missing, unknown or misshapen.
     """
-    spec, found, flat = model_spec(config), places(config, kind, pad), Tensors()
-    tables = [place.tensor for place in found.values() if place.tensor in EMBEDDINGS]
+    spec, found, flat, row = model_spec(config), places(config, kind, pad), Tensors(), KINDS[kind]
+    tables = [place.tensor for place in found.values() if place.tensor in row.embeddings]
     tensors = _renamed(tensors, kind)
     if tables:
-        tensors = _with_embedding(tensors, tables[0], config, where)
-    unread = KINDS[kind].unread, tuple(KINDS[kind].blank(config))
+        tensors = _with_embedding(tensors, tables[0], config, row, where)
+    unread = row.unread, tuple(row.blank(config))
     rest = {n: each for n, each in tensors.items() if not n.startswith(unread[0] + unread[1])}
-    if t5_experiments.MEMORY_COPY in rest and t5_experiments.MEMORY not in rest:
-        rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
-        tensors = dict(rest)
+    bare = {copy: of[0] for copy, of in row.twice.items() if of[0] in row.bare.values()}
+    for copy, original in bare.items():
+        if copy in rest and original not in rest:
+            rest[original] = rest.pop(copy)
+            tensors = dict(rest)
     facts_of = parameter_facts(spec)
     # Broadcast numbers take no memory.
     shapes = {path: np.broadcast_to(0, facts.shape) for path, facts in facts_of.items()}
@@ -262,7 +238,7 @@ def from_tensors(
         place = found[path]
         name = place.tensor
         if name not in tensors:
-            raise UserError(f"{where} has no tensor {name}{_why_missing(name, tensors)}")
+            raise UserError(f"{where} has no tensor {name}{_why_missing(name, tensors, row)}")
         rest.pop(name, None)
         array = tensors[name]
         if array.shape[place.outputs] % place.parts == 0:
@@ -276,11 +252,13 @@ def from_tensors(
             )
         flat[path] = np.ascontiguousarray(array)
     for name, array in rest.items():
-        originals = [tensors[each] for each in _COPIES.get(name, ()) if each in tensors]
+        originals = [tensors[each] for each in row.twice.get(name, ()) if each in tensors]
         copied = any(np.array_equal(array, each) for each in originals)
         if originals and not copied:
-            raise UserError(f"{where}: {name} and {_COPIES[name][0]} differ, but the model has one")
-        if not copied and not name.endswith(_WITHOUT_EFFECT):
+            raise UserError(
+                f"{where}: {name} and {row.twice[name][0]} differ, but the model has one"
+            )
+        if not copied and not name.endswith(_WITHOUT_EFFECT + row.unused):
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
     for path, facts in facts_of.items():
         if path not in flat:
@@ -310,23 +288,5 @@ def _is_drawn(path: str) -> bool:
     return path.startswith(f"{_DRAWN}/")
 
 
-# Tensors that some folders store twice.
-_COPIES: Mapping[str, tuple[str, ...]] = {
-    t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
-    "cls.predictions.decoder.bias": ("cls.predictions.bias",),
-    "lm_head.out_proj.weight": (
-        *("model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"),
-    ),
-    "model.decoder.embed_tokens.weight": ("model.encoder.embed_tokens.weight",),
-    "lm_head.decoder.bias": ("lm_head.bias",),
-}
 # Unused tensors that older releases saved.
-_WITHOUT_EFFECT = (
-    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-    "bert.embeddings.position_ids",
-    "roberta.embeddings.position_ids",
-    *("roberta.pooler.dense.weight", "roberta.pooler.dense.bias"),
-    ".attn.bias",
-    ".attn.masked_bias",
-    ".rotary_emb.inv_freq",
-)
+_WITHOUT_EFFECT = (".rotary_emb.inv_freq",)

@@ -45,7 +45,7 @@ class ModelConfig:
     )
     num_decoder_layers: int = field(
         REQUIRED,
-        "number of decoder layers (pairs in evolved_transformer); 0 in families without a decoder",
+        "number of decoder layers; 0 in families without a decoder",
     )
     start_id: int | None = field(
         None,
@@ -107,10 +107,8 @@ class ModelConfig:
     )
     attention_pattern: str = field(
         FULL_PATTERN,
-        "blocks of keys that self-attention sees: all (full), a window of neighbours (local) or "
-        "one with gaps (dilated), a window with global and random blocks (bigbird), or adjacent "
-        "windows with global blocks (fixed, variable); options as in "
-        "bigbird:block=16,window=1,per_head=true",
+        "blocks of keys that self-attention sees: all (full), or those of a pattern; --help=parts "
+        "lists them",
         choices=SLOTS["attention_pattern"],
     )
     num_kv_heads: int | None = field(
@@ -171,12 +169,9 @@ class ModelConfig:
     )
     norm_placement: str | None = field(
         None,
-        "norms before every sublayer (pre), the same without a residual around the mixer "
-        "(pre_without_mixer_residual), or before every sublayer but a stack's first, as in "
-        "ModernBERT (pre_but_first); after every sum as in BERT (post); of every sublayer's "
-        "output as in OLMo 2 (branch), or of its input and output as in Gemma 2 (sandwich); or "
-        "before the mixer and after the feed-forward sublayer as in Primer (primer_alternating); "
-        "None uses the family's",
+        "norms before every sublayer (pre), or before every sublayer but a stack's first "
+        "(pre_but_first); after every sum as in BERT (post); of every sublayer's output (branch), "
+        "or of its input and output (sandwich); --help=parts lists more; None uses the family's",
         choices=SLOTS["norm_placement"],
     )
     parallel_blocks: str = field(
@@ -242,23 +237,21 @@ class ModelConfig:
     parametrisation: str | None = field(
         None,
         "initial values, multipliers and learning rates of tensors: T5's (standard), one normal "
-        "distribution (normal), Mesh TensorFlow's (primer), or muP's (mup), under which the best "
+        "distribution (normal), or muP's (mup), under which the best "
         "learning rate stays the same when emb_dim grows; options as in mup:base_width=256; "
         "None uses the family's",
         choices=SLOTS["parametrisation"],
     )
     feed_forward: str = field(
         "mlp",
-        "sublayer that acts on each position by itself: products of mlp_activations (mlp), the "
-        "mean of a sigmoid and a ReLU (mixed), or none; options as in mixed:mean=false",
+        "sublayer that acts on each position by itself: products of mlp_activations (mlp), or "
+        "none; --help=parts lists more",
         choices=SLOTS["feed_forward"],
     )
     cross_attention: str = field(
         "attention",
-        "what a decoder layer attends to: the encoder's last states (attention), the states after "
-        "the encoder layer of the same number (layerwise), that layer's keys and values without "
-        "further kernels (encoder_keys), or the last states within the softmax of "
-        "self-attention, without a separate sublayer (merged)",
+        "what a decoder layer attends to: the encoder's last states (attention); --help=parts "
+        "lists more",
         choices=SLOTS["cross_attention"],
     )
     database_entries: int = field(
@@ -368,7 +361,7 @@ class ModelConfig:
     @property
     def stack_parts(self) -> dict[str, Any]:
         """Facts about this model's stack parts, by field."""
-        return {n: part.facts for n, part in STACK_PARTS.items() if getattr(self, n)}
+        return {n: STACK_PARTS[n].facts for n in STACK_PARTS if getattr(self, n)}
 
     @property
     def lengthening(self) -> int:

@@ -7,7 +7,7 @@ import re
 from dataclasses import MISSING, fields
 from typing import Any
 
-from tasks.terminal.fields import one_of
+from tasks.terminal.fields import Rejected, one_of
 from trainer.model.capabilities import DECODER, ENCODER, ENCODER_DECODER
 from trainer.model.device import AUTO, fills_lanes, fills_tiles
 from trainer.model.parts import (
@@ -185,13 +185,13 @@ def _check_position(config: Any) -> None:
     rule = f"{one_of(fitting)} in family {config.family}"
     require_of(config, scheme in fitting, "position", rule)
     read = fitting if mixer.positions is None else mixer.positions
-    both = [
-        name
-        for name in fitting
-        if name in read and (mixer.rotates or not POSITIONS[name].facts.rotates)
-    ]
-    rule = f"{one_of(both)} with mixer {config.mixer!r}"
-    require_of(config, scheme in both, "position", rule)
+
+    def both(name: str) -> bool:
+        return name in read and (mixer.rotates or not POSITIONS[name].facts.rotates)
+
+    if not both(scheme):
+        rule = f"{one_of(filter(both, fitting))} with mixer {config.mixer!r}"
+        raise Rejected("position", config.position, rule)
 
 
 def _check_sublayers(config: Any) -> None:
@@ -241,9 +241,9 @@ def _check_attention(config: Any) -> None:
     if name != "pallas" or config.drops_by_query:
         rule = f"0 with attention {name!r}, which cannot drop weights"
         require_of(config, config.dropout_rate == 0, "dropout_rate", rule)
-    fitting = [mixer for mixer, part in MIXERS.items() if name in part.facts.attentions]
-    rule = f"{one_of(fitting)} with attention {name!r}"
-    require_of(config, name in config.mixer_facts.attentions, "mixer", rule)
+    if name not in config.mixer_facts.attentions:
+        fitting = [mixer for mixer, part in MIXERS.items() if name in part.facts.attentions]
+        raise Rejected("mixer", config.mixer, f"{one_of(fitting)} with attention {name!r}")
     rule = f"'softmax' with attention {name!r}"
     require_of(config, config.attention_weights == "softmax", "attention_weights", rule)
     fits = name == "pallas" or config.attention_softcap is None

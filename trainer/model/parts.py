@@ -1,6 +1,7 @@
 """A model's parts by slot and name, each with its builder, facts, options and check. No JAX.
 
-`register` adds parts from outside this package, such as those of `trainer.zoo`.
+`register` adds a part from a user's module; an annex lists its parts in its annex.toml, such as
+`NAME = ".parts:CONSTANT"` in the table [parts.mixer], and its families in the table [families].
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.terminal.fields import Rejected, Rule, above, at_least, field
+from tasks.annexes import Registry
+from tasks.terminal.fields import Rejected, Rule, above, at_least, field, one_of
+from trainer.model import windows
 from trainer.model.capabilities import (
     DECODER,
     ENCODER,
@@ -27,6 +30,7 @@ from trainer.model.capabilities import (
 )
 from trainer.model.device import ATTENTION_NAMES
 from trainer.model.slots import Part, Slot, constant, of_options, reject_changed, require_of
+from trainer.model.windows import Sliding
 
 __all__ = ["register"]
 
@@ -258,7 +262,10 @@ SLOTS = {
         # Builder(config, options, stack) -> the `spec.StackSpec` with the views of its layers.
         Slot(
             "attention_window",
-            {"none": Part(lambda config, options, stack: stack, WindowFacts(fuses=True))},
+            {
+                "none": Part(lambda config, options, stack: stack, WindowFacts(fuses=True)),
+                "sliding": Part(windows.slide, WindowFacts(fuses=True), Sliding, windows.check),
+            },
             WindowFacts,
         ),
         # A pattern's options are a `sparsity.Pattern`.
@@ -344,6 +351,13 @@ MIXERS, POSITIONS = SLOTS["mixer"], SLOTS["position"]
 STACK_PARTS = Slot("stack part", {}, StackPartFacts)
 
 
+def require_selecting_mixer(config: Any, field: str) -> None:
+    """Rejects a mixer whose softmax cannot cover only some positions, or several rows."""
+    if not config.mixer_facts.selects:
+        fitting = [name for name, part in MIXERS.items() if part.facts.selects]
+        raise Rejected("mixer", config.value("mixer"), f"{one_of(fitting)} with {field}")
+
+
 def register(slot: str, name: str, part: Part) -> None:
     """Makes `name` a value of `ModelConfig`'s field `slot`.
 
@@ -377,39 +391,24 @@ _BERT = FamilyFacts(
     # As in t5-experiments.
     rotary_fraction=0.25,
 )
-# Families by name; modules can add more.
-FAMILIES = {
-    # BERT (arXiv:1810.04805), as in google-research/bert and transformers.
-    "bert": _BERT,
-    # BERT with norms before sublayers and after the last layer, as in t5-experiments. Kernels that
-    # end a residual branch start smaller, as that project intended.
-    "bert_pre_ln": replace(
-        _BERT, norm_placement="pre", parametrisation="normal:scale_residual=true"
-    ),
-    # Gemma (arXiv:2403.08295).
-    "gemma": replace(
-        _LLAMA,
-        norm="rms_norm:gain=offset",
-        mlp_activations=("gelu", "linear"),
-        scale_embeddings=True,
-        tied_logits=True,
-    ),
-    # GPT-2 (Radford et al. 2019).
-    "gpt2": FamilyFacts(
-        DECODER,
-        position="absolute",
-        norm="layer_norm:epsilon=1e-5",
-        mlp_activations=("gelu",),
-        mlp_bias=True,
-        attention_bias=True,
-        parametrisation="normal:scale_residual=true",
-    ),
-    # Llama (arXiv:2302.13971): rotary positions, SwiGLU, untied logits.
-    "llama": _LLAMA,
-    # T5X's `decoder_only` example: the decoder of T5 1.1 without an encoder, logits tied.
-    "lm": FamilyFacts(DECODER),
-    # T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding.
-    "t5_1_0": replace(_T5_1_1, mlp_activations=("relu",), tied_logits=True),
-    # T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, untied logits.
-    "t5_1_1": _T5_1_1,
-}
+# Families by name.
+FAMILIES = Registry(
+    "families",
+    {
+        # BERT (arXiv:1810.04805), as in google-research/bert and transformers.
+        "bert": _BERT,
+        # BERT with norms before sublayers and after the last layer, as in Megatron-LM. Kernels that
+        # end a residual branch start smaller.
+        "bert_pre_ln": replace(
+            _BERT, norm_placement="pre", parametrisation="normal:scale_residual=true"
+        ),
+        # Llama (arXiv:2302.13971): rotary positions, SwiGLU, untied logits.
+        "llama": _LLAMA,
+        # T5X's `decoder_only` example: the decoder of T5 1.1 without an encoder, logits tied.
+        "lm": FamilyFacts(DECODER),
+        # T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding.
+        "t5_1_0": replace(_T5_1_1, mlp_activations=("relu",), tied_logits=True),
+        # T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, untied logits.
+        "t5_1_1": _T5_1_1,
+    },
+)

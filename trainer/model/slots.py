@@ -1,7 +1,7 @@
 """A model's slots, and the parts that fill them by name: "rotary", or "rotary:base=500000".
 
-A part is one row of its slot; user modules can add rows. Plain data, no JAX: a builder's module
-is imported only when the part is built.
+A part is one row of its slot; user modules and annexes can add rows. Plain data, no JAX: a
+builder's module is imported only when the part is built.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from tasks.annexes import Registry
 from tasks.terminal.fields import Rejected, check, kind_in_words, one_of, parse_value
 
 __all__ = ["Part"]
@@ -78,25 +79,24 @@ class Choice(NamedTuple):
         return ":".join([self.name, *[",".join(changed)] * bool(changed)])
 
 
-class Slot(dict[str, Part]):
+class Slot(Registry[Part]):
     """The parts that a field of `ModelConfig` can name."""
 
     def __init__(self, field: str, parts: Mapping[str, Part], facts: Callable[[], Any] = NoOptions):
         """`facts` makes the default facts of a part."""
-        super().__init__()
         self.field, self._facts = field, facts
-        for name, part in parts.items():
-            self.register(name, part)
+        super().__init__(
+            f"parts.{field}", {name: self.completed(part) for name, part in parts.items()}
+        )
 
-    def register(self, name: str, part: Part) -> None:
+    def completed(self, value: Part) -> Part:
+        return dataclasses.replace(value, facts=self._facts()) if value.facts is None else value
+
+    def register(self, name: str, value: Part) -> None:
         """Adds a part for this process; raises ValueError if the name is taken or unusable."""
         if {*name} & {*":,="}:
             raise ValueError(f"{name!r}: part names cannot contain colons, commas or equals signs")
-        if name in self:
-            raise ValueError(f"there is already a {self.field} called {name!r}")
-        if part.facts is None:
-            part = dataclasses.replace(part, facts=self._facts())
-        self[name] = part
+        super().register(name, value)
 
     def parse(self, text: str) -> Choice:
         """Parses a choice; raises `Rejected` if a part, option or value is invalid."""

@@ -17,7 +17,7 @@ from tasks.terminal.command_line import UserError
 from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig, encoder_sizes
 from trainer.model.config_checks import SIZES
-from trainer.zoo.windows import Sliding
+from trainer.model.windows import Sliding
 
 # Families whose parts may be any decoder's; the models name all their parts themselves.
 _FAMILIES = {"encoder_decoder": "t5gemma", "encoder": "bert_pre_ln"}

@@ -246,7 +246,7 @@ def test_a_kernel_beside_tied_logits_is_read_as_transformers_5_does_or_refused(t
         ("t5_1_1", {"model_type": "bart"}, "model_type is bart, not one of bert, gem"),
         ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
         ("t5_1_1", {"d_ff": "64"}, "d_ff is '64': write numbers without quotes"),
-        ("umt5", {"num_memory_tokens": 10}, "num_memory_tokens is 10; our models have None"),
+        ("umt5", {"num_memory_tokens": 10}, "num_memory_tokens is 10: this field is unknown"),
         ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ, not"),
         (
             "t5_1_1",

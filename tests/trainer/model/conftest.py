@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import trainer.zoo  # noqa: F401  (registers its parts)
 from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.parts import FAMILIES

@@ -17,13 +17,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.processes import ROOT, started
+from trainer.annexes.sparse_patterns.sparse_layouts import BigBird
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
 from trainer.model.dense import Order, side_by_side
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias, T5RelativePosition
-from trainer.zoo.sparse_layouts import BigBird
 
 ENCODER, DECODER, PREFIX = Mask(), Mask(causal=True), Mask(causal=True, prefix=True)
 LOCAL, BOTH_WAYS = Mask(causal=True, window=19), Mask(window=6, ahead=21)

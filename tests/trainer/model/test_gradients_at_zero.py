@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.trainer.model.conftest import TinyModel, tiny_config
+from trainer.annexes.primer import layers as primer_layers
+from trainer.annexes.primer.layers import PrimerNorm
 from trainer.model import norms, parts
 from trainer.model.norms import LayerNorm, RMSNorm
 from trainer.model.paths import named
-from trainer.zoo import primer_parts
-from trainer.zoo.primer_parts import PrimerNorm
 
 DTYPES = ("float32", "bfloat16")
 PARTS = [(slot, name) for slot, known in parts.SLOTS.items() for name in known]
@@ -59,7 +59,7 @@ def test_norms_have_their_bits_and_gradients_elsewhere(norm, monkeypatch):
         return jax.jit(jax.value_and_grad(lambda x: (norm.normalised(x) * (x + 1)).sum()))(x)
 
     found, gradient = both()
-    for module in (norms, primer_parts):
+    for module in (norms, primer_layers):
         monkeypatch.setattr(module, "inverse_root", lambda m, _, e: jax.lax.rsqrt(m + e))
     wanted, whole = both()
     assert found == wanted

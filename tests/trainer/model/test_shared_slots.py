@@ -9,9 +9,9 @@ import pytest
 
 from tests.trainer.model.conftest import TinyModel, initial, tiny_config
 from tests.trainer.model.written_out import Decoder, llama3_frequencies, yarn_frequencies
+from trainer.annexes.march.layers import DynamicTanh
 from trainer.model.positions import alibi_slopes
 from trainer.model.spec import model_spec
-from trainer.zoo.march_parts import DynamicTanh
 
 pytestmark = pytest.mark.processes
 

@@ -14,10 +14,10 @@ from trainer.annexes.planning import hlo
 from trainer.annexes.planning.compiled import local_target, module_of
 from trainer.annexes.planning.kernels import Kernel, kernel_of, kernels
 from trainer.annexes.planning.schedules import Bundles, Schedule, Scheduled, Schedules
+from trainer.annexes.sparse_patterns.sparse_layouts import Local
 from trainer.model.fused_attention import fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
-from trainer.zoo.sparse_layouts import Local
 
 
 def bundles(*parts):

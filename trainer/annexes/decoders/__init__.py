@@ -1,0 +1,1 @@
+"""Decoders that people continue from."""

@@ -1,0 +1,1 @@
+"""Encoders that people continue from."""

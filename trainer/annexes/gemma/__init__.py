@@ -1,0 +1,1 @@
+"""Families, presets and cross-attention of Gemma and T5Gemma."""

@@ -1,0 +1,1 @@
+"""LongT5: transient-global attention, and presets."""

@@ -1,0 +1,1 @@
+"""Parts and presets of MARCH (2023), a zoo of T5 variants."""

@@ -1,0 +1,1 @@
+"""Parts, families and presets of Primer and the models compared with it."""

@@ -1,0 +1,1 @@
+"""Parts and presets of yurakuratov/t5-experiments."""
