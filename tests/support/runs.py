@@ -68,7 +68,7 @@ def assert_shared(batches: Callable[[int, int], Any], steps: Iterable[int], host
 
 def stub(config: Config, **data: Any) -> Any:
     """Returns a run without data, for what reads its configuration alone."""
-    facts = {"fingerprints": {}, "record": {}, "vocabulary_sha256": None} | data
+    facts = {"tasks": (), "fingerprints": {}, "record": {}, "vocabulary_sha256": None} | data
     return SimpleNamespace(config=config, data=SimpleNamespace(**facts))
 
 

@@ -29,6 +29,12 @@ def _on_task(holds: Callable[[Any], bool]) -> ReadIf:
 
 
 _SEQIO = _on_task(lambda config: config.data_scheme)
+# Of fields that other engines do not read.
+OURS = ReadIf(
+    lambda config: config.engine == "palimpsest",
+    lambda config: f"with --engine={config.engine}",
+    True,
+)
 ON_CACHES = _on_task(lambda config: not config.data_scheme)
 _PACKED = ReadIf(
     lambda config: config.data.pack_examples, "without --data.pack_examples=true", whole=True

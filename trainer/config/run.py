@@ -26,13 +26,13 @@ from trainer.config import fields
 from trainer.config.averages import AveragesConfig, check_averages
 from trainer.config.data import (
     ON_CACHES,
+    OURS,
     DataConfig,
     LengthsConfig,
     MixingConfig,
     OldVocabularyConfig,
     VocabularyConfig,
 )
-from trainer.config.distillation import DistillationConfig
 from trainer.config.evaluation import (
     CheckpointConfig,
     EvaluationConfig,
@@ -77,7 +77,6 @@ class MetricsConfig(Checked):
     )
 
 
-_OURS = ReadIf(lambda config: config.engine == "palimpsest", "with --engine=t5x")
 _ADAPTS = ReadIf(
     lambda config: config.adapt == "encoder_decoder", "without --adapt=encoder_decoder"
 )
@@ -253,12 +252,6 @@ class _Config:
         choices=("self_attention", "new"),
         read_if=_ADAPTS,
     )
-    teacher: str | None = field(
-        None,
-        "model with the run's vocabulary whose probabilities the run's model learns: hf:DIR, or a "
-        "run or checkpoint of this trainer; a decoder also teaches an encoder-decoder",
-        read_if=_OURS,
-    )
     branch_from: str | None = field(
         None,
         "start a new run from the whole state of another run's checkpoint, RUN@STEP, with its "
@@ -316,14 +309,14 @@ class _Config:
         "where; the run goes on; 0: never",
         rule=at_least(0),
         changes="nothing",
-        read_if=_OURS,
+        read_if=OURS,
     )
     on_event: str | None = field(
         None,
         "shell command to run when the run starts, ends, fails, hangs, skips an update and so on "
         "(docs/training.md)",
         changes="nothing",
-        read_if=_OURS,
+        read_if=OURS,
     )
     lengths: LengthsConfig = field(LengthsConfig, "Lengths of features", changes="batches")
     mixing: MixingConfig = field(
@@ -342,7 +335,6 @@ class _Config:
     averages: AveragesConfig = field(AveragesConfig, "An average of the parameters")
     lora: LoraConfig = field(LoraConfig, "LoRA: low-rank additions, trained instead of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
-    distillation: DistillationConfig = field(DistillationConfig, "Learning from a teacher")
     checkpoint: CheckpointConfig = field(
         CheckpointConfig, "Saving and keeping checkpoints", changes="nothing"
     )
@@ -376,6 +368,11 @@ class _Config:
         alone = self.branch_from is None or self.init_from is None
         rule = "left out if init_from is set: either is the beginning of the run"
         require(alone, "Config.branch_from", self.branch_from, rule)
+
+    def entries(self, slot: str) -> list[Any]:
+        """Imports and returns the entries of a slot whose annexes' settings of that name are on."""
+        known = annexes.entries(slot).items()
+        return [annexes.load(reference) for name, reference in known if getattr(self, name).on]
 
     @property
     def data_scheme(self) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from tasks import annexes
 from tasks.cache import subset
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
@@ -74,7 +73,4 @@ class Caches:
 
 def caches_of(config: Config) -> Caches:
     """Returns how a run opens its caches."""
-    for name, reference in annexes.entries("caches").items():
-        if getattr(config, name).on:
-            return annexes.load(reference)(config)
-    return Caches(config)
+    return next(iter(config.entries("caches")), Caches)(config)

@@ -171,7 +171,6 @@ def check_nest(config: Config, tasks: Sequence[CachedTask], caches: Caches) -> N
         ("data.pack_examples", reading.pack_examples),
         ("data.shuffle=block", reading.shuffle == "block"),
         ("mixing.max_epochs", config.mixing.max_epochs is not None),
-        ("teacher", config.teacher is not None),
     ):
         if is_set:
             raise UserError(f"{flag} cannot be combined with --{name}: leave out one of the two")

@@ -15,9 +15,8 @@ from tasks.terminal.command_line import UserError
 from trainer.config import Config
 from trainer.data.features import FILLING, token_places
 from trainer.engine.compiled_programs import options
-from trainer.engine.distilling import training_loss
 from trainer.engine.guard import Guard, checked, new_guard
-from trainer.engine.loss import Scale, model_loss, sequence_accuracy
+from trainer.engine.loss import ModelLoss, Scale, model_loss, sequence_accuracy
 from trainer.engine.metrics import Metrics
 from trainer.engine.sharding import replicated, rows, tracing_on
 from trainer.engine.trainable import Tuning
@@ -51,6 +50,14 @@ def zero_metrics(model: Transformer | Encoder, config: Config) -> Metrics:
     names = [*training_loss(model, config).metrics, "gradient_norm"]
     names += ["inputs_full"] * has_encoder + ["targets_full"] * isinstance(model, Transformer)
     return {name: (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in names}
+
+
+def training_loss(model: Transformer | Encoder, config: Config) -> ModelLoss:
+    """Returns the loss that a run trains with: the model's own, or what annexes make of it."""
+    loss = model_loss(model)
+    for wrapped in config.entries("losses"):
+        loss = wrapped(loss, config)
+    return loss
 
 
 class Shares(NamedTuple):

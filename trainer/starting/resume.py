@@ -82,12 +82,9 @@ def begin(
     the last update is due. Raises a UserError for damage or different settings; see also `start`.
     """
     beginning, state = _begin(run, checkpoints, program)
-    if state is not None and run.config.teacher is not None:
-        # Imported here because it reads other programs' formats.
-        from trainer.starting import teacher
-
-        program.add_features = teacher.features(run, program)
     if state is not None:
+        for features in run.config.entries("batch_features"):
+            program.add_features = features(run, program)
         activity.begun(beginning.step, bool(checkpoints.steps()), beginning.description)
     return beginning, state
 

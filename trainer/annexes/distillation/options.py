@@ -3,17 +3,25 @@
 import dataclasses
 
 from tasks.terminal.fields import Checked, ReadIf, Rule, above, field
+from trainer.config.data import OURS
 
-_TAUGHT = ReadIf(lambda config: config.teacher is not None, "without --teacher", whole=True)
+_TAUGHT = ReadIf(lambda config: config.distillation.on, "without --teacher", whole=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class DistillationConfig(Checked):
-    """The loss of a run with a teacher.
+    """Learning from a teacher.
 
     Source: Hinton et al. 2015 (arXiv:1503.02531), section 2.
     """
 
+    teacher: str | None = field(
+        None,
+        "model with the run's vocabulary whose probabilities the run's model learns: hf:DIR, or a "
+        "run or checkpoint of this trainer; a decoder also teaches an encoder-decoder",
+        aliases=("--teacher",),
+        read_if=OURS,
+    )
     weight: float = field(
         1.0,
         "weight of the divergence from the teacher, in (0, 1]; the other loss has the rest",
@@ -32,3 +40,7 @@ class DistillationConfig(Checked):
         "let a decoder-only teacher see the inputs in both directions, as a prefix LM does",
         read_if=_TAUGHT,
     )
+
+    @property
+    def on(self) -> bool:
+        return self.teacher is not None

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from tasks.terminal.command_line import UserError
+from trainer.annexes.distillation.loss import TEACHER_LOGITS
+from trainer.annexes.distillation.options import DistillationConfig
 from trainer.config import fields, from_transformers
 from trainer.data.interface import Run
 from trainer.engine import sharding
-from trainer.engine.distilling import TEACHER_LOGITS
 from trainer.engine.program import Program
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
@@ -47,24 +48,29 @@ def features(run: Run, program: Program) -> Any:
 
     Raises UserError if the teacher cannot teach the run's model.
     """
-    flag, student = f"--teacher={run.config.teacher}", run.config.model
-    model, tensors, checkpoint = _opened(str(run.config.teacher))
+    settings: DistillationConfig = run.config.distillation  # type: ignore[attr-defined]
+    flag, student = f"--teacher={settings.teacher}", run.config.model
+    if run.config.phases.nest:
+        raise UserError(
+            f"--length_schedule cannot be combined with {flag}: leave out one of the two"
+        )
+    model, tensors, checkpoint = _opened(str(settings.teacher))
     pair = model.architecture, student.architecture
     if pair[0] != pair[1] and pair != _READS_ONE_TEXT:
         raise UserError(f"{flag} is {pair[0]}-only, but the run's model {pair[1]}")
-    if run.config.distillation.prefix and pair != _READS_ONE_TEXT:
+    if settings.prefix and pair != _READS_ONE_TEXT:
         raise UserError("--distillation.prefix has no effect: the teacher reads the run's batches")
     if model.vocab_size != student.vocab_size:
         raise UserError(
             f"{flag} has {model.vocab_size} rows in its embedding, the run's model "
             f"{student.vocab_size}: both need the same vocabulary"
         )
-    _check_vocabulary(run, checkpoint, flag)
+    _check_vocabulary(run, settings.teacher, checkpoint, flag)
     model = replace(model, dropout_rate=0.0, dtype=student.dtype, scan_layers=False, remat="none")
     tensors = fitted(flag, tensors, model, run.data.vocab_size, False)
     params = _placed({name: each["value"] for name, each in tensors.items()}, model, program)
     eos = run.converter.special.eos if pair == _READS_ONE_TEXT else None
-    label = partial(_labelled, model, eos, run.config.distillation.prefix)
+    label = partial(_labelled, model, eos, settings.prefix)
     rows = sharding.rows(program.mesh)
 
     @partial(jax.jit, out_shardings=rows)
@@ -93,10 +99,10 @@ def _opened(name: str) -> tuple[ModelConfig, dict[str, layout.Parts], Checkpoint
     return model, layout.read_parts(checkpoint), checkpoint
 
 
-def _check_vocabulary(run: Run, checkpoint: Checkpoint | None, flag: str) -> None:
+def _check_vocabulary(run: Run, name: str | None, checkpoint: Checkpoint | None, flag: str) -> None:
     own = vocabulary_change.own_vocabulary(run.data)
     given = type(run.config.init_from_vocabulary)()
-    config = replace(run.config, init_from=run.config.teacher, init_from_vocabulary=given)
+    config = replace(run.config, init_from=name, init_from_vocabulary=given)
     known = own and vocabulary_change.known(config, checkpoint, own)
     if known not in (None, own, "same"):
         raise UserError(f"{flag} has another vocabulary than the run")

@@ -11,22 +11,21 @@ import jax
 import jax.numpy as jnp
 
 from tasks.terminal.command_line import UserError
+from trainer.annexes.distillation.options import DistillationConfig
 from trainer.config import Config, LossConfig
-from trainer.engine.loss import ModelLoss, Scale, model_loss, token_weights
+from trainer.engine.loss import ModelLoss, Scale, token_weights
 from trainer.engine.metrics import Metrics
-from trainer.model.transformer import Batch, Encoder, Transformer
+from trainer.model.transformer import Batch
 
 # The feature of a batch with the teacher's logits [B, L, V] at the student's targets.
 TEACHER_LOGITS = "teacher_logits"
 _DIVERGENCE = "teacher_divergence"
 
 
-def training_loss(model: Transformer | Encoder, config: Config) -> ModelLoss:
-    """Returns the loss that a run trains with; without a teacher, the model's own."""
-    own = model_loss(model)
-    if config.teacher is None:
-        return own
-    weight, temperature = config.distillation.weight, config.distillation.temperature
+def training_loss(own: ModelLoss, config: Config) -> ModelLoss:
+    """Returns the loss of a run with a teacher; `own` is the model's own."""
+    settings: DistillationConfig = config.distillation  # type: ignore[attr-defined]
+    weight, temperature = settings.weight, settings.temperature
 
     def of_batch(
         output: Any, batch: Batch, loss_config: LossConfig, scale: Scale | None = None

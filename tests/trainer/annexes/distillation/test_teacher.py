@@ -11,15 +11,16 @@ from tasks.terminal.command_line import UserError
 from tests.support import runs
 from tests.trainer.huggingface.conftest import random_params
 from tests.trainer.starting.test_adapting import DECODERS, run_of, written
+from trainer.annexes.distillation import teacher
+from trainer.annexes.distillation.loss import TEACHER_LOGITS
+from trainer.annexes.distillation.options import DistillationConfig
 from trainer.config import Config, LossConfig
-from trainer.config.distillation import DistillationConfig
-from trainer.engine.distilling import TEACHER_LOGITS, training_loss
 from trainer.engine.loss import model_loss
 from trainer.engine.program import Program
+from trainer.engine.step import training_loss
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, run_model
-from trainer.starting import teacher
 
 pytestmark = pytest.mark.processes
 
@@ -114,8 +115,7 @@ def test_the_loss_is_the_divergence_of_probabilities(normalizer):
     config = Config(
         preset="lm_tiny",
         model=ModelConfig(family="lm", **SIZES),
-        teacher="hf:x",
-        distillation=DistillationConfig(weight=0.7, temperature=2.0),
+        distillation=DistillationConfig("hf:x", weight=0.7, temperature=2.0),
     )
     model = build_model(model_spec(config.model))
     loss_config = LossConfig(normalizer=normalizer)
