@@ -116,7 +116,7 @@ pictures: $(VENV)/.browser ## take the pictures of the docs from pages (after ma
 	    --optimizer.schedule='constant * linear_warmup * cosine_decay' \
 	    --optimizer.steps_per_cycle=600 --metrics.every_steps=10 --evaluation.every_steps=100 \
 	    --checkpoint.every_steps=300 || exit; done
-	$(BIN)/python -m trainer.report $(RATES:%=$(DEMO)/rates/%) --output=$(DEMO)/rates/report.html
+	$(BIN)/palimpsest report $(RATES:%=$(DEMO)/rates/%) --output=$(DEMO)/rates/report.html
 	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report.png \
 	    --width=1120 --height=480 --scroll_to='#curves'
 	$(BIN)/python -m tests.support.browser $(DEMO)/rates/report.html docs/report_phone.png \

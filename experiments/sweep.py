@@ -271,7 +271,9 @@ def _report(
         written.append("curves.png")
     place = shlex.quote(output)
     print(f"written to {output}: {', '.join(written)}")
-    print(f"next: {program('trainer.report')} {place}/{cells.CELLS}/*/run", flush=True)
+    print(
+        f"next: {program('trainer.annexes.reports.report')} {place}/{cells.CELLS}/*/run", flush=True
+    )
     left = [each for each in outcomes if each.status != cells.FINISHED]
     if left:
         failed = sum(each.status == cells.FAILED for each in left)

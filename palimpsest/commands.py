@@ -27,7 +27,6 @@ _CORE: dict[str, dict[str, str]] = {
         "pretrain": "trainer.pretrain",
         "finetune": "trainer.finetune",
         "evaluate": "trainer.evaluate",
-        "report": "trainer.report",
     },
     "models": {
         "generate": "trainer.generate",

@@ -65,12 +65,16 @@ def _run(config: Config, origins: dict[str, str]) -> int:
 def _next(config: Config) -> str:
     """Returns lines that name the folder of the finished model and what can be done with it."""
     folder = shlex.quote(config.model_dir)
-    commands = [*_USES.get(config.model.architecture, ()), "evaluate", "export"]
-    others = ", ".join(program(f"trainer.{name}").removeprefix("python -m ") for name in commands)
-    return (
-        f"next: {program('trainer.report')} {folder}\n"
-        f"      (or, with --model_dir={folder}: {others})"
-    )
+    uses = [*_USES.get(config.model.architecture, ()), "evaluate", "export"]
+    modules = [
+        *annexes.entries(f"uses_runs.{config.model.architecture}").values(),
+        *(f"trainer.{name}" for name in uses),
+    ]
+    others = ", ".join(program(each).removeprefix("python -m ") for each in modules)
+    shows = [f"{program(each)} {folder}" for each in annexes.entries("shows_runs").values()]
+    if not shows:
+        return f"next, with --model_dir={folder}: {others}"
+    return f"next: {shows[0]}\n      (or, with --model_dir={folder}: {others})"
 
 
 def _completed(config: Config, origins: dict[str, str]) -> Config:

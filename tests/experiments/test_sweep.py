@@ -97,7 +97,7 @@ def check(output, printed, seeds):
     assert table in printed
     assert printed.endswith(
         f"written to {output}: table.md, results.jsonl, curves.png\n"
-        f"next: python -m trainer.report {output}/cells/*/run\n"
+        f"next: palimpsest report {output}/cells/*/run\n"
     )
     runs = list((output / "cells").glob("*/run"))
     assert runs

@@ -207,7 +207,9 @@ def test_advice_can_be_run_where_it_is_printed(notebook, begin, monkeypatch):
         monkeypatch.delattr(builtins, "__IPYTHON__")
     said = []
     monkeypatch.setattr(
-        type(verify.main), "call", lambda *_: said.append(programs.program("trainer.report"))
+        type(verify.main),
+        "call",
+        lambda *_: said.append(programs.program("trainer.annexes.reports.report")),
     )
     palimpsest.call("verify", cache="x")
     assert said == [f"{begin} report"]

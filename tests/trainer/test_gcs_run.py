@@ -104,7 +104,7 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
             run(gcs, "pipeline.inspect", f"--cache={at}/cache/{TASK}", "--index=3")
             run(gcs, "trainer.pretrain", *flags(f"{at}/cache", f"{at}/model"))
             run(gcs, "trainer.evaluate", f"--model_dir={at}/model", "--checkpoints=all")
-            run(gcs, "trainer.report", f"--model_dir={at}/model")
+            run(gcs, "trainer.annexes.reports.report", f"--model_dir={at}/model")
             run(gcs, "trainer.annexes.comparing.explain", f"--model_dir={at}/model", "--step=1")
     assert sum(count for fault, count in gcs.counts().items() if fault) > 4
     here, there = tmp_path / "here", gcs.store.fetch("there", tmp_path)

@@ -164,7 +164,7 @@ def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path, capsys):
 def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
     picture = tmp_path / "losses.png"
     flags = [f"--picture={picture}", "--rows=2", "--samples=2"]
-    result = done(command("trainer.report", finished, *flags))
+    result = done(command("trainer.annexes.reports.report", finished, *flags))
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "validation loss" in result.stdout
     assert "blocked training for" in result.stdout
@@ -281,7 +281,7 @@ def test_a_finished_cosine_is_not_restarted_unasked(text_cache, tmp_path):
     refused = run(longer)
     assert_one_line(refused.returncode, refused.stderr, "at update 5", "agree with --rate_may_rise")
     assert not (model_dir / "checkpoint_8").exists()
-    text = done(["python", "-m", "trainer.report", str(model_dir)]).stdout
+    text = done(["python", "-m", "trainer.annexes.reports.report", str(model_dir)]).stdout
     assert "in another --model_dir with --train_steps=8 and" in text
     assert "--optimizer.steps_per_cycle=7" in text
     done([*longer, "--rate_may_rise"])

@@ -4,7 +4,7 @@ import pytest
 
 from palimpsest import __main__ as palimpsest
 from tasks.terminal.programs import program
-from trainer import report
+from trainer.annexes.reports import report
 
 
 def test_a_module_is_run_by_python_unless_it_has_a_short_name(monkeypatch):

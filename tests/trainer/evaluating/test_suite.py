@@ -16,11 +16,12 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.support.runs import ROOT, TASK, TINY, run_of, trained
 from tests.trainer.huggingface.test_export import save_run
-from trainer import evaluate, export, report
+from trainer import evaluate, export
+from trainer.annexes.reports import curves, report
 from trainer.engine.program import Program
 from trainer.evaluating.filling import Filling
 from trainer.evaluating.suite import Suite
-from trainer.reporting import curves, history
+from trainer.reporting import history
 from trainer.reporting.metrics import read_metrics
 from trainer.trained.trained_run import without_data
 

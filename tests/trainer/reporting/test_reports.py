@@ -116,7 +116,7 @@ def test_a_run_says_where_its_optimizer_comes_from(flags, says):
 )
 def test_a_finished_run_says_what_is_next(preset, uses):
     text = training._next(config_of("--model_dir=my runs/1", preset=preset))
-    assert text.startswith("next: python -m trainer.report 'my runs/1'\n")
+    assert text.startswith("next: palimpsest report 'my runs/1'\n")
     assert uses in text
 
 

@@ -10,12 +10,11 @@ import pytest
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
-from trainer import report
+from trainer.annexes.reports import curves, report, sections
+from trainer.annexes.reports.page import page, results
 from trainer.config import save_config
 from trainer.config.from_flags import build_config
-from trainer.reporting import curves, drawing, history
-from trainer.reporting.page import page, results
-from trainer.trained import report_sections
+from trainer.reporting import drawing, history
 
 EVIL = "<script>hacked=1<"
 
@@ -259,5 +258,5 @@ def test_hostile_text_stays_text(tmp_path):
 
 def test_a_cache_without_validation_text_has_no_completions():
     run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(architecture="decoder")))
-    shown = report_sections._completed(run, SimpleNamespace(tasks=[]), 2, None)
+    shown = sections._completed(run, SimpleNamespace(tasks=[]), 2, None)
     assert "The caches have no validation rows." in shown

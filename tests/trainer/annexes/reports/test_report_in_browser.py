@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support.browser import opened
-from tests.trainer.test_report import EVIL, made, training, validation
+from tests.trainer.annexes.reports.test_report import EVIL, made, training, validation
+from trainer.annexes.reports.page import page
 from trainer.reporting import history
-from trainer.reporting.page import page
 
 pytestmark = pytest.mark.browser
 

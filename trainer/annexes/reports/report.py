@@ -1,6 +1,6 @@
 """Reports on runs: curves and a table of results.
 
-    python -m trainer.report RUN [RUN …] [--output=FILE.html] [--rows=N] [--samples=N]
+    palimpsest report RUN [RUN …] [--output=FILE.html] [--rows=N] [--samples=N]
 
 RUN is a model directory, local or remote. The page is one file that loads nothing else. It is made
 from what the runs recorded; --rows and --samples also use each run's newest checkpoint.
@@ -56,14 +56,14 @@ def run(flags: Flags) -> None:
     if (flags.output or "").lower().endswith(".png"):
         raise UserError(f"--output={flags.output}: the report is HTML; --picture writes a PNG")
 
+    from trainer.annexes.reports.page import page
     from trainer.reporting import history
-    from trainer.reporting.page import page
 
     runs = history.load_all(folders)
     output = flags.output or (files.join(folders[0], _PAGE) if len(runs) == 1 else _PAGE)
     examined = {}
     if flags.rows or flags.samples:
-        from trainer.trained.report_sections import examine
+        from trainer.annexes.reports.sections import examine
 
         examined = examine(runs, flags.rows, flags.samples, flags.cache_dir)
     files.write_bytes(output, page(runs, examined).encode())
@@ -80,7 +80,7 @@ def run(flags: Flags) -> None:
 
 
 def _text(runs: list[Any]) -> str:
-    from trainer.reporting.page import results
+    from trainer.annexes.reports.page import results
 
     columns = [dict(results(run)) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)

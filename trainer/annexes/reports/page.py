@@ -6,10 +6,11 @@ from typing import Any
 from tasks.pages import chart
 from tasks.pages import document as html_page
 from tasks.terminal.progress import clock
+from trainer.annexes.reports import curves, suites
 from trainer.config import fields
 from trainer.observing import goodput
 from trainer.observing.activity import STEPPING
-from trainer.reporting import curves, numbers, suites
+from trainer.reporting import numbers
 from trainer.reporting.history import TRAIN, VALIDATION, History, differences
 
 _GB = 1e9

@@ -1,0 +1,1 @@
+"""Pages about runs: curves, tables, rows by loss, samples."""
