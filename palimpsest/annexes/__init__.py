@@ -1,1 +1,1 @@
-"""Annexes: see tasks/annexes.py."""
+"""Annexes: see tasks/annexes/__init__.py."""

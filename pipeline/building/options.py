@@ -5,6 +5,7 @@ import dataclasses
 from pipeline.runners import engines, parts
 from tasks import annexes
 from tasks.cache.manifest import KEEP, QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
+from tasks.reading import sources
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
 from tasks.terminal.fields import REQUIRED, SHARE, ReadIf, at_least, field, with_texts
@@ -26,12 +27,8 @@ class Options:
     cache_dir: str = field(REQUIRED, "folder of caches; the cache is written to CACHE_DIR/TASK")
     corpus: tuple[str, ...] = field(
         (),
-        "corpus to read instead of the task's own: parquet:GLOB, json:GLOB, text:GLOB, "
-        "csv:GLOB, tsv:GLOB, arrow:GLOB or FOLDER, wet:GLOB, warc:GLOB, "
-        "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=..., text "
-        "with ?document=line, file or block; pairs are read with ?inputs=COLUMN&targets=COLUMN, or "
-        "templates such as ?inputs={premise} </s> {hypothesis}; for several languages, one with "
-        "{language} in it, or NAME=SPEC, repeated",
+        f"corpus to read instead of the task's own: {sources.forms()}; for several languages, one "
+        "with {language} in it, or NAME=SPEC, repeated",
         repeated=True,
     )
     languages: str | None = field(

@@ -16,7 +16,7 @@ _ZSTD_LONGEST_WINDOW = 1 << 31  # as written by zstd --long=31; holding it takes
 
 
 class Archive(Exception):
-    """A file is an archive; `tasks.reading.archives` reads its members."""
+    """A file is an archive, whose members an annex reads."""
 
 
 class _Packing(NamedTuple):

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tasks.reading import archives, cutting, hub, listing, opening, saved, splits
+from tasks import annexes
+from tasks.reading import compression, cutting, hub, listing, opening, splits
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import (
     BLOCK,
@@ -26,6 +27,7 @@ from tasks.reading.corpus import (
     Piece,
     SourceFile,
 )
+from tasks.reading.formats.format import Format
 from tasks.reading.formats.registry import FORMATS, format_of
 from tasks.reading.splits import ChosenFile
 from tasks.reading.stdlib_docs import PythonDocs
@@ -47,7 +49,7 @@ _DOCUMENTS = {
 }
 
 # The pinned spec, the files' format, the files, and lines to print.
-_Listed = tuple[CorpusSpec, str, list[SourceFile], list[str]]
+Listed = tuple[CorpusSpec, str, list[SourceFile], list[str]]
 
 
 def _few(spec: CorpusSpec, chosen: Sequence[splits.ChosenFile]) -> str:
@@ -70,7 +72,7 @@ class Files:
     has_paths = True  # the location is a path, whose folders may name languages
     reads_folders = False  # the location may be a folder that holds one data set
 
-    def list_files(self, spec: CorpusSpec, by_words: bool) -> _Listed:
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
         """Lists the files; with `by_words`, words in their paths name their splits."""
         pinned, found, notes = listing.list_files(spec, by_words)
         return pinned, spec.kind, found, notes
@@ -132,7 +134,7 @@ class Files:
             with (
                 opening.user_errors(part.file.path),
                 opening.unchanged(part.file),
-                contextlib.closing(archives.read(form, corpus, part, batch_documents)) as found,
+                contextlib.closing(_read(form, corpus, part, batch_documents)) as found,
             ):
                 yield from found
 
@@ -144,17 +146,7 @@ class Files:
             raise UserError(f"corpus {spec} is empty: its {len(found)} files hold no documents")
         smallest = min(full, key=lambda file: file.bytes)
         with opening.user_errors(smallest.path):
-            archives.ranges(FORMATS[form], spec, smallest)
-
-
-class ArrowFiles(Files):
-    """The kind `arrow`: files, or a folder written by `save_to_disk` of `datasets`."""
-
-    reads_folders = True
-
-    def list_files(self, spec: CorpusSpec, by_words: bool) -> _Listed:
-        pinned, found, notes = saved.list_files(spec) or listing.list_files(spec, by_words)
-        return pinned, spec.kind, found, notes
+            _ranges(FORMATS[form], spec, smallest)
 
 
 class HubFiles(Files):
@@ -162,20 +154,46 @@ class HubFiles(Files):
 
     has_paths = False
 
-    def list_files(self, spec: CorpusSpec, by_words: bool) -> _Listed:
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
         return *hub.list_files(spec, FORMATS), []
 
     def check(self, spec: CorpusSpec) -> None:
         pass  # the Hub is asked once, when the corpus is resolved
 
 
+def _ranges(form: Format, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
+    try:
+        return form.ranges(spec, file)
+    except compression.Archive:
+        found: list[FileRange] = _of_archives("ranges", file)(form, spec, file)
+        return found
+
+
+def _read(form: Format, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
+    try:
+        with contextlib.closing(form.read(corpus, part, batch_documents)) as found:
+            yield from found
+        return
+    except compression.Archive:  # raised before the first batch
+        pass
+    yield from _of_archives("read", part.file)(form, corpus, part, batch_documents)
+
+
+def _of_archives(name: str, file: SourceFile) -> Any:
+    found = annexes.get("archives", name)
+    if found is None:
+        raise UserError(f"{file.path} is an archive: unpack it first")
+    return found
+
+
 Lister = Files | PythonDocs
-_LISTERS: dict[str, Lister] = {PYTHON_DOCS: PythonDocs(), HUB: HubFiles(), "arrow": ArrowFiles()}
+_LISTERS: dict[str, Lister] = {PYTHON_DOCS: PythonDocs(), HUB: HubFiles()}
 
 
 def of_kind(kind: str) -> Lister:
     """Returns the lister for a kind of corpus."""
-    return _LISTERS.get(kind) or Files()
+    found: Lister | None = _LISTERS.get(kind) or annexes.get("listers", kind)
+    return found or Files()
 
 
 def _raw_ids(ranges: list[FileRange]) -> bool:
@@ -188,7 +206,7 @@ Inspected = tuple[ChosenFile, list[FileRange], dict[str, Any]]
 
 def _inspected(spec: CorpusSpec, form: str, chosen: list[ChosenFile]) -> list[Inspected]:
     def look(file: SourceFile) -> tuple[list[FileRange], str]:
-        ranges = archives.ranges(FORMATS[form], spec, file)
+        ranges = _ranges(FORMATS[form], spec, file)
         return ranges, "" if file.is_remote else files.sha256(file.path)
 
     def inspect(each: ChosenFile) -> Inspected:

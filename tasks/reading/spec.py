@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 import urllib.parse
+from collections.abc import Collection
 from typing import Any
 
 from tasks.reading import columns, corpus
@@ -36,10 +37,7 @@ def parse(text: str) -> CorpusSpec:
     """Parses a SPEC; if it is invalid, raises a UserError that says why."""
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
-    formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
-    # Options of Hub data sets; the listing decides which of them apply.
-    hub = tuple(name for name in corpus.FORMAT_OPTIONS if name != "document")
-    kinds = {PYTHON_DOCS: (), **formats, HUB: hub}
+    kinds = (PYTHON_DOCS, *FORMATS, HUB)
     if kind not in kinds:
         if hint := _meant(head) or nearest(kind, kinds):
             raise _invalid(text, f"unknown kind {kind!r}{hint}")
@@ -53,19 +51,24 @@ def parse(text: str) -> CorpusSpec:
     if kind == HUB:
         location, config, revision = _data_set(text, location)
     options = _options(text, query, default_spec(kind).quote)
-    refused = [
-        name for name in options if name in corpus.FORMAT_OPTIONS and name not in kinds[kind]
-    ]
+    own = _options_of(kind)
+    refused = [name for name in options if name in corpus.FORMAT_OPTIONS and name not in own]
     if set(refused) & set(corpus.COLUMN_OPTIONS):
         raise _invalid(text, f"{kind} has no columns")
     _check_pairs(text, options)
     for name in refused:
-        having = [other for other in kinds if name in kinds[other]]
+        having = [other for other in kinds if name in _options_of(other)]
         have = "has" if len(having) == 1 else "have"
         raise _invalid(text, f"only {', '.join(having)} {have} ?{name}=")
     return dataclasses.replace(
         default_spec(kind), location=location, config=config, revision=revision, **options
     )
+
+
+def _options_of(kind: str) -> Collection[str]:
+    if kind == HUB:  # the listing decides which of them apply
+        return [name for name in corpus.FORMAT_OPTIONS if name != "document"]
+    return () if kind == PYTHON_DOCS else FORMATS[kind].options
 
 
 # File suffixes -> the kind that reads them.

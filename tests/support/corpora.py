@@ -9,8 +9,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.reading import sources
+from tasks.reading.formats.registry import FORMATS as KINDS
 
-FORMATS = ("json", "parquet", "csv", "tsv", "arrow", "wet")
+
+def _kind(form: str) -> str:
+    return form.split()[0].split(".")[0]
+
+
+FORMATS = [each for each in ("json", "parquet", "csv", "tsv", "arrow", "wet") if each in KINDS]
+# Names of `in_every_format`, each a kind and how its files are.
+IN_EVERY_FORMAT = [
+    each
+    for each in ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
+    if _kind(each) in KINDS
+]
 _ENDINGS = {"json": "jsonl", "wet": "warc.wet.gz"}
 
 Row = dict[str, str]
@@ -94,8 +106,9 @@ def in_every_format(folder: pathlib.Path, texts: Mapping[str, str]) -> dict[str,
     for (_, name), data in contents.items():
         (folder / name).write_bytes(data)
     return {
-        kind: f"{kind.split()[0].split('.')[0]}:{folder}/{name}" + "?quote=%22&" * (kind == "tsv")
-        for kind, name in contents
+        form: f"{_kind(form)}:{folder}/{name}" + "?quote=%22&" * (form == "tsv")
+        for form, name in contents
+        if form in IN_EVERY_FORMAT
     }
 
 

@@ -5,9 +5,9 @@ import pathlib
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.support.corpora import in_every_format, read
+from tests.support.corpora import IN_EVERY_FORMAT, in_every_format, read
 
-FORMATS = ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
+FORMATS = IN_EVERY_FORMAT
 ROWS = {f"document {n}": f"text of {n}, " * 9 for n in range(300)}
 
 

@@ -8,7 +8,7 @@ from an earlier save, and are not read.
 import dataclasses
 from typing import Any
 
-from tasks.reading import listing
+from tasks.reading import listers, listing
 from tasks.reading.corpus import TRAIN, VALIDATION, CorpusSpec, SourceFile
 from tasks.reading.splits import VALIDATION_NAMES
 from tasks.storage import files
@@ -71,3 +71,16 @@ def _member(folder: str, name: str, member: str, kind: type) -> list[Any]:
     if not isinstance(found, list) or not all(isinstance(each, kind) for each in found):
         raise UserError(f"{path} has no list {member}: save the data set again")
     return found
+
+
+class ArrowFiles(listers.Files):
+    """The kind `arrow`: files, or a folder written by `save_to_disk` of `datasets`."""
+
+    reads_folders = True
+
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> listers.Listed:
+        pinned, found, notes = list_files(spec) or listing.list_files(spec, by_words)
+        return pinned, spec.kind, found, notes
+
+
+LISTER = ArrowFiles()

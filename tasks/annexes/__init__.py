@@ -48,7 +48,7 @@ class Annex:
 @functools.cache
 def annexes() -> tuple[Annex, ...]:
     """Returns all annexes, ours first, sorted by package."""
-    root = pathlib.Path(__file__).parents[1]
+    root = pathlib.Path(__file__).parents[2]
     ours = [
         _annex(".".join(file.parent.relative_to(root).parts), file)
         for package in _PACKAGES

@@ -283,3 +283,6 @@ class _Spliced(io.RawIOBase):
         buffer[: len(data)] = data
         self._left[0] = (begin + len(data), end)
         return len(data)
+
+
+ARROW = Arrow()

@@ -9,7 +9,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.reading.formats import warc
+from tasks.annexes.warc import warc
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import read
 

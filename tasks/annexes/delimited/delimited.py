@@ -14,7 +14,15 @@ from collections.abc import Iterable, Iterator
 from tasks.reading import batches
 from tasks.reading.batches import Batches
 from tasks.reading.columns import INVALID, Columns
-from tasks.reading.corpus import NO_QUOTE, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.corpus import (
+    COLUMN_OPTIONS,
+    NO_QUOTE,
+    Corpus,
+    CorpusSpec,
+    FilePart,
+    FileRange,
+    SourceFile,
+)
 from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
@@ -201,3 +209,7 @@ def _documents(
 
 def _text(field: str, errors: str = "strict") -> str:
     return field if field.isascii() else field.encode("latin-1").decode(errors=errors)
+
+
+CSV = Delimited(*COLUMN_OPTIONS, "columns", "delimiter", "quote")
+TSV = Delimited(*COLUMN_OPTIONS, "columns", "quote")

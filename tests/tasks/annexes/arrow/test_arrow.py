@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import feather
 
+from tasks.annexes.arrow import arrow
 from tasks.reading import sources
-from tasks.reading.formats import arrow
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import pieces_and_rows as read
 

@@ -295,3 +295,6 @@ class _Members(_Lines):
 
     def problem(self, offset: int) -> str:
         return _SHORT if self.end(offset) == math.inf else _CORRUPT
+
+
+WARC = Warc()

@@ -1,0 +1,1 @@
+"""Files in tar and zip archives."""

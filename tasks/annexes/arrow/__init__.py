@@ -1,0 +1,1 @@
+"""Arrow files, and folders that `datasets` saved."""

@@ -1,0 +1,1 @@
+"""WARC and WET files, such as Common Crawl's."""
