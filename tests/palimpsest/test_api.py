@@ -209,10 +209,10 @@ def test_advice_can_be_run_where_it_is_printed(notebook, begin, monkeypatch):
     monkeypatch.setattr(
         type(verify.main),
         "call",
-        lambda *_: said.append(programs.program("trainer.annexes.reports.report")),
+        lambda *_: said.append(programs.program("trainer.evaluate")),
     )
     palimpsest.call("verify", cache="x")
-    assert said == [f"{begin} report"]
+    assert said == [f"{begin} evaluate"]
 
 
 def test_a_mistake_is_the_line_of_the_command(capsys):

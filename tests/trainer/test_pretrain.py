@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from tests.support.runs import TASK, command, curve, done, run, start, state
 from tests.support.trees import assert_equal
 from tests.trainer.conftest import assert_one_line, ended
 from trainer import evaluate, export, generate
-from trainer.annexes.comparing import explain
 from trainer.reporting.metrics import read_metrics
 
 pytestmark = pytest.mark.processes  # whole runs
@@ -138,7 +136,6 @@ def test_the_configuration_of_another_run_is_refused(finished, tmp_path):
     said = rf"config.json is not of the run that wrote checkpoint_{STEPS} \(.*seed"
     for each, more in (
         (evaluate, ()),
-        (explain, ("--step=1",)),
         (generate, ("--prompt=a",)),
         (export, (f"--output={tmp_path}/export",)),
     ):
@@ -159,24 +156,6 @@ def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path, capsys):
     assert list(json.loads(output.read_text())["checkpoints"]) == [str(STEPS)]
     during = [line for line in read_metrics(str(finished)) if line["split"] == "validation"]
     assert f"{during[-1]['metrics']['loss']:.4f}" in capsys.readouterr().out
-
-
-def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
-    picture = tmp_path / "losses.png"
-    flags = [f"--picture={picture}", "--rows=2", "--samples=2"]
-    result = done(command("trainer.annexes.reports.report", finished, *flags))
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "validation loss" in result.stdout
-    assert "blocked training for" in result.stdout
-    page = (finished / "report.html").read_text()
-    for heading in ("Highest loss, 2", "Lowest loss, 1", "The model", "The text"):
-        assert heading in page
-    # The documents behind the rows, by the corpus's ids.
-    assert re.search(r"<td>\d+\.\d{4}</td><td>python_docs_span_corruption</td>", page)
-    assert "train.txt" in page or "validation.txt" in page
-    losses = [float(value) for value in re.findall(r"<dt>loss</dt><dd>([\d.]+)</dd>", page)]
-    assert len(losses) == 4
-    assert losses[0] >= losses[1] > losses[3] >= losses[2]
 
 
 def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path, capsys):
@@ -281,8 +260,5 @@ def test_a_finished_cosine_is_not_restarted_unasked(text_cache, tmp_path):
     refused = run(longer)
     assert_one_line(refused.returncode, refused.stderr, "at update 5", "agree with --rate_may_rise")
     assert not (model_dir / "checkpoint_8").exists()
-    text = done(["python", "-m", "trainer.annexes.reports.report", str(model_dir)]).stdout
-    assert "in another --model_dir with --train_steps=8 and" in text
-    assert "--optimizer.steps_per_cycle=7" in text
     done([*longer, "--rate_may_rise"])
     assert (model_dir / "checkpoint_8").exists()

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from pipeline import inspect
-from pipeline import verify as command
-from pipeline.annexes.deduplication import dedup
-from pipeline.annexes.report import report
 from pipeline.build import main as build
 from pipeline.building import write
 from pipeline.verification.cache import verify
@@ -113,18 +110,6 @@ def test_a_listed_part_of_a_split_pair(tmp_path, vocabulary):
         ("a#part2", "c"), "excluded: listed"
     )
     assert verify(str(tmp_path / TASK))[1] == []
-
-
-def test_a_list_of_paragraphs_is_refused(make, tmp_path):
-    notice = "one two three four five six seven eight nine"
-    texts = write_json(tmp_path / "texts.jsonl", dict.fromkeys("ab", notice))
-    dedup.main([f"--corpus={texts}", f"--output={tmp_path}/out", "--unit=paragraph"])
-    cache = make()
-    with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, but the corpus has pairs"):
-        make(f"--exclude={tmp_path}/out/exclude.arrow")
-    assert verify(str(cache))[1] == []
-    with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, but the corpus has pairs"):
-        command.main([f"--cache={cache}", f"--exclude={tmp_path}/out/exclude.arrow"])
 
 
 def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows, vocabulary):
@@ -353,16 +338,12 @@ def test_a_wrong_index_is_found(make):
     assert any("row 0 has different inputs in the records" in fault.what for fault in faults)
 
 
-def test_inspect_and_report_show_pairs(make, capsys):
+def test_inspect_shows_pairs(make, capsys):
     cache = make()
     inspect.main([f"--cache={cache}", "--index=3", "--inputs=40", "--targets=9"])
     shown = capsys.readouterr().out
     assert "\u2192" in shown
     assert "1 not used" not in shown
-    report.main([f"--cache={cache}", f"--output={cache.parent}/report.html"])
-    page = (cache.parent / "report.html").read_text()
-    assert "A pair a row" in page
-    assert "targets" in page
 
 
 def test_estimates_of_a_build_of_pairs(make, capsys):

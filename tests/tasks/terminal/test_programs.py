@@ -4,14 +4,16 @@ import pytest
 
 from palimpsest import __main__ as palimpsest
 from tasks.terminal.programs import program
-from trainer.annexes.reports import report
+from trainer import evaluate
 
 
 def test_a_module_is_run_by_python_unless_it_has_a_short_name(monkeypatch):
     seen = []
-    monkeypatch.setattr(type(report.main), "start", lambda *_: seen.append(program("vocab.train")))
+    monkeypatch.setattr(
+        type(evaluate.main), "start", lambda *_: seen.append(program("vocab.train"))
+    )
     with pytest.raises(SystemExit):  # a real `start` never returns
-        palimpsest.main(["report", "run"])
+        palimpsest.main(["evaluate", "run"])
     assert seen == ["palimpsest vocab train"]
     assert program("vocab.train") == "python -m vocab.train"
     assert program("tests.laboratory") == "python -m tests.laboratory"

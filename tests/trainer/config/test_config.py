@@ -13,7 +13,6 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.runs import flags_of
 from tests.support.words import changed
-from trainer.annexes.comparing import settings
 from trainer.config import (
     CONFIG_FILE,
     config_changes,
@@ -227,11 +226,6 @@ def test_what_a_watch_compares_may_not_change_on_resume(watch):
     assert changes_in("evaluation.examples", before) == ("nothing", "")
     assert changes_in("evaluation.examples", more)[0] == "results"
     assert changes_in("evaluation.batch_size", more)[0] == "nothing"
-    assert settings.effect("evaluation.batches", False, longer) == settings.RESULTS
-    assert settings.effect("evaluation.batches", False, build(*every)[0]) == settings.NONE
-    parts = build("--model.dropout_rate=0.1")[0]
-    assert settings.effect("microbatches", False, parts) == settings.RESULTS
-    assert settings.effect("microbatches", False, build()[0]) == settings.ROUNDING
 
 
 def test_a_run_that_has_ended_early_may_get_more_patience():

@@ -315,20 +315,6 @@ def test_what_lengths_that_change_exclude_is_refused(text_cache):
         run_of(text_cache, "--length_schedule=6: inputs=256,targets=4", training=True)
 
 
-def test_the_largest_batch_is_planned(text_cache):
-    from trainer.annexes.planning.planned_run import subject
-
-    flags = ["--batch_schedule=3: 24; 1K: 12", "--train_tokens=4K"]
-    for cache in (str(text_cache), ""):
-        config, origins = build_config("t5_1_1_tiny", flags_of(cache, "nowhere", *flags))
-        planned = subject(config, origins, 1)
-        assert planned.rows == 24
-        assert (planned.config.batch_schedule, planned.config.train_steps) == ("3: 24; 4: 12", 7)
-    config, origins = build_config("t5_1_1_tiny", flags_of(text_cache, "nowhere", LONGER))
-    with pytest.raises(UserError, match="--length_schedule: lengths are planned one by one"):
-        subject(config, origins, 1)
-
-
 def test_every_length_is_checked_at_the_start(text_cache):
     flags = ["--lengths.inputs=64", "--lengths.targets=10", "--length_schedule=6: inputs=2000"]
     with pytest.raises(UserError, match="rows have 2000 positions, the model has"):

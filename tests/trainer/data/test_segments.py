@@ -21,8 +21,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from tests.support import runs, window_caches
 from tests.support.trees import assert_close
-from trainer.annexes.planning.planned_run import Subject
-from trainer.config import Config, DataConfig, LossConfig
+from trainer.config import LossConfig
 from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.data import features, segments
@@ -160,16 +159,6 @@ def test_documents_of_a_row_have_the_losses_and_gradients_they_have_alone(cache,
     np.testing.assert_allclose(together[0], apart[0], rtol=2e-6)
     assert_close(together[1], apart[1], scale=2e-5, atol=2e-8)
     assert abs(float(mixed) - float(apart[0])) > 1e-3  # the comparison can fail
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_plan_has_the_features_of_segments(cache, name):
-    _, maker = makers(cache, name)
-    objective, model, _ = SHAPES[name]
-    config = Config(SHAPES[name][1], model_preset(model), data=DataConfig(segment_documents=True))
-    planned = Subject(config, maker.converter, frozenset(objective.features)).row()
-    batch = maker.blank()
-    assert jax.tree.map(np.shape, planned) == jax.tree.map(np.shape, batch)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import importlib
 import json
 import math
-import os
 import shutil
 import sys
 import types
@@ -12,12 +11,9 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, UNK_ID
-from trainer.annexes.comparing.explanation import Explanation
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import load_record, save_config
 from trainer.config.from_flags import build_config
 from trainer.data import task_record
-from trainer.data.task_record import warn_of_changes
 from trainer.setup import prepare
 
 MODULE = """
@@ -119,23 +115,6 @@ def test_a_checkpoint_is_resumed_by_the_same_tasks_alone(run_of, tmp_path, capsy
     with pytest.raises(UserError, match=r"objective of my_spans: mask\.noise_density was 0\.15"):
         checkpoints.check_resumable(1, run_of("my_spans", density=0.3))
     checkpoints.close()
-
-
-def test_explain_and_evaluate_notice_another_module(run_of, tmp_path, capsys):
-    run = run_of("my_spans")
-    model_dir = str(tmp_path / "model")
-    os.mkdir(model_dir)
-    save_config(run.config, {}, run.data.record)
-    assert load_record(model_dir) == json.loads(json.dumps(run.data.record))
-    Explanation(model_dir, 3)
-    warn_of_changes(model_dir, run.data.tasks_record)
-    assert not capsys.readouterr().err
-    now = run_of("my_spans", density=0.3)
-    with pytest.raises(UserError, match=r"different examples \(objective of my_spans: mask\.noise"):
-        Explanation(model_dir, 3)
-    warn_of_changes(model_dir, now.data.tasks_record)
-    lines = capsys.readouterr().err.splitlines()
-    assert "objective of my_spans: mask.noise_density was 0.15, is 0.3" in lines[0]
 
 
 def test_any_setting_has_a_plain_form():

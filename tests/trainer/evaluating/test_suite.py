@@ -17,11 +17,9 @@ from tasks.terminal.command_line import UserError
 from tests.support.runs import ROOT, TASK, TINY, run_of, trained
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate, export
-from trainer.annexes.reports import curves, report
 from trainer.engine.program import Program
 from trainer.evaluating.filling import Filling
 from trainer.evaluating.suite import Suite
-from trainer.reporting import history
 from trainer.reporting.metrics import read_metrics
 from trainer.trained.trained_run import without_data
 
@@ -198,9 +196,7 @@ def test_answers_are_those_of_transformers(runs, questions, name, tmp_path):
         np.testing.assert_allclose(each.scores, expected, atol=2e-3)
 
 
-def test_a_run_answers_its_suite_and_the_report_shows_every_question(
-    text_cache, questions, tmp_path, capsys
-):
+def test_a_run_answers_its_suite(text_cache, questions, tmp_path, capsys):
     flags = ["--train_steps=4", "--evaluation.every_steps=2", "--metrics.tensorboard=false"]
     suite = f"{questions},{ROOT}/tasks/questions/files/english/agreement.jsonl"
     flags += ["--averages.ema_decay=0.9", f"--evaluation.suite={suite}"]
@@ -223,14 +219,6 @@ def test_a_run_answers_its_suite_and_the_report_shows_every_question(
         split: metrics for split, metrics in by_split.items() if split.startswith("suite/")
     }
     assert "chance  unigram  copying" in capsys.readouterr().out
-    report.main([str(model_dir)])
-    page = (model_dir / "report.html").read_text()
-    assert page.count("<details>") == len({each.set for each in scores.read(before)}) == 2
-    assert "The function [<b>returns</b> | return the] a list of the values." in page
-    (chart,) = [each for each in curves.charts(history.load_all([str(model_dir)]))
-                if each.title == "Right answers"]  # fmt: skip
-    assert {each.label for each in chart.series} >= {"mine", "agreement"}
-    assert chart.series[0].x["steps"] == [2, 4]
     # The run's watched set need not be in another suite.
     other = f"--suite={ROOT}/tasks/questions/files/english/order.jsonl"
     assert evaluate.main([f"--model_dir={model_dir}", other, "--examples=1"]) == 0

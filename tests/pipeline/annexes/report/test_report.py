@@ -11,6 +11,11 @@ from pipeline.annexes.report.report import main
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
+from tests.pipeline.building.test_law import NEW, NEW_LAW
+from tests.pipeline.building.test_law import later as later
+from tests.pipeline.building.test_law import small as small
+from tests.pipeline.building.test_pairs import make as make
+from tests.pipeline.building.test_pairs import rows as rows
 from tests.support.corpora import write_json
 from tests.support.pages import Page
 
@@ -146,3 +151,17 @@ def test_an_output_that_cannot_be_is_one_line(cache, tmp_path, output, problem):
     output = output.format(new=tmp_path / "new")
     with pytest.raises(UserError, match=f"{output}: {problem}|{problem}"):
         main([f"--cache={cache}", f"--output={output}"])
+
+
+def test_pairs_are_shown(make):
+    cache = make()
+    main([f"--cache={cache}", f"--output={cache.parent}/report.html"])
+    page = (cache.parent / "report.html").read_text()
+    assert "A pair a row" in page
+    assert "targets" in page
+
+
+def test_the_law_of_the_vocabulary_is_shown(small, build, tmp_path, later):
+    cache = build(tmp_path / "new", small, NEW)
+    main([f"--cache={cache}", f"--output={tmp_path}/page.html"])
+    assert re.search(rf"law of SentencePiece.*{NEW_LAW}", (tmp_path / "page.html").read_text())

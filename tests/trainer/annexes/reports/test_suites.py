@@ -1,0 +1,24 @@
+"""The report on a run that answered a suite."""
+
+from tasks.questions import scores
+from tests.support.runs import trained
+from tests.trainer.evaluating.test_suite import ROOT
+from tests.trainer.evaluating.test_suite import questions as questions
+from trainer.annexes.reports import curves, report
+from trainer.reporting import history
+
+
+def test_the_report_shows_every_question(text_cache, questions, tmp_path):
+    flags = ["--train_steps=4", "--evaluation.every_steps=2", "--metrics.tensorboard=false"]
+    suite = f"{questions},{ROOT}/tasks/questions/files/english/agreement.jsonl"
+    flags += [f"--evaluation.suite={suite}", "--evaluation.examples=4"]
+    model_dir = trained(text_cache, tmp_path / "model", *flags, lengths=(64, 18))
+    before = scores.path(str(model_dir), "4")
+    report.main([str(model_dir)])
+    page = (model_dir / "report.html").read_text()
+    assert page.count("<details>") == len({each.set for each in scores.read(before)}) == 2
+    assert "The function [<b>returns</b> | return the] a list of the values." in page
+    (chart,) = [each for each in curves.charts(history.load_all([str(model_dir)]))
+                if each.title == "Right answers"]  # fmt: skip
+    assert {each.label for each in chart.series} >= {"mine", "agreement"}
+    assert chart.series[0].x["steps"] == [2, 4]
