@@ -329,7 +329,7 @@ class Trial:
             f"{kind.format}{kind.packing}{kind.archive} {kind.ids}" for kind in self._kinds.values()
         }
         what = [*sorted(kinds), self._kind, self._packing, self._separator, *[*self._kinds][1:]]
-        return " ".join([*what, f"Beam {self._runner}" if self._runner else ""]).strip()
+        return " ".join([*what, f"workers {self._runner}" if self._runner else ""]).strip()
 
     def _refused(self) -> str:
         self.build("a", exclude=self.excluding()).refuse("empty corpus", "leaves no doc")

@@ -361,7 +361,7 @@ def stop_before_kill(number: signal.Signals, *commands: Command) -> None:
 
 
 def _count_events(folder: str, kill: Kill | None) -> Callable[[], int]:
-    """Ends this process at a use of a folder; returns what returns the number of uses."""
+    """Ends this process and its group at a use of a folder; returns what counts the uses."""
     count = 0
 
     def hook(event: str, arguments: tuple) -> None:
@@ -369,7 +369,7 @@ def _count_events(folder: str, kill: Kill | None) -> Callable[[], int]:
         if event in _EVENTS and str(arguments[0]).startswith(folder):
             count += 1
             if kill and count == kill.event:
-                os.killpg(os.getpid(), kill.number)
+                os.killpg(os.getpgrp(), kill.number)  # a worker has another pid
 
     sys.addaudithook(hook)
     return lambda: count
