@@ -48,7 +48,7 @@ class _Recipe(Command):
         return (self.folder / ".recipe" / f"{stage}.json").exists()
 
     def begun(self) -> list[str]:
-        return [path.stem for path in (self.folder / ".recipe").glob("*.json")]
+        return [path.stem for path in (self.folder / ".recipe").glob("[!.]*.json")]
 
     def is_finished(self, stage: str) -> bool:
         return files.read_json(f"{self.folder}/.recipe/{stage}.json")["made"] is not None

@@ -39,6 +39,7 @@ from tests.support import in_process, small_tokenizers
 from tests.support.damage import DAMAGES, any_file, damage
 from tests.support.plain_records import read_rows
 from tests.support.spans import rebuilt
+from tests.support.words import changed
 
 _MODULE = "trainer.pretrain"
 # Modules that runs import, so that forks need not.
@@ -136,7 +137,7 @@ class Run(Command):
         steps = {"train_steps": flags.steps, "checkpoint.every_steps": max(1, flags.steps // 12)}
         steps |= {"evaluation.every_steps": max(1, flags.steps // 8)}
         of = {"preset": flags.preset, "task": flags.task, "cache_dir": cache_dir}
-        return cls([*_flags(of | steps | _GIVEN), *settings], folder)
+        return cls(changed(*_flags(of | steps | _GIVEN), *settings), folder)
 
     def start(self, *more: str, **how: Any) -> Command:
         self._leftovers = set(self._partial_checkpoints())
