@@ -32,7 +32,6 @@ _CORE: dict[str, dict[str, str]] = {
         "generate": "trainer.generate",
         "fill": "trainer.fill",
         "export": "trainer.export",
-        "export_t5x": "trainer.export_t5x",
         "convert": "trainer.convert",
         "trim": "trainer.trim",
     },

@@ -38,7 +38,7 @@ ONLY_IN = {
     "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
     "tasks/seqio_supervised.py": {"seqio", "tensorflow"},
     "trainer/annexes/seqio_tasks/seqio_data.py": {"seqio", "tensorflow"},
-    "trainer/t5x/engine.py": {"seqio", "tensorflow"},
+    "trainer/annexes/t5x/engine.py": {"seqio", "tensorflow"},
     "trainer/huggingface/tokenizer.py": {"sentencepiece"},
 }
 

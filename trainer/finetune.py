@@ -23,7 +23,7 @@ def run(flags: Any) -> int:
     source = flags.run.values.get("init_from")
     if not source:
         raise UserError(
-            "--init_from is missing: name a run, a checkpoint of T5X, or hf:DIR of transformers"
+            "--init_from is missing: name a run, a checkpoint, or hf:DIR of transformers"
         )
     values = {
         **recipe(flags.optimizer_preset or _RECIPE),

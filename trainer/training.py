@@ -48,11 +48,10 @@ def _run(config: Config, origins: dict[str, str]) -> int:
             run = prepare(config, origins, training=True)
             hardware.keep_freed_memory()
 
-        if config.engine == "t5x":
+        if engine := annexes.get("training_engines", config.engine):
             from trainer.starting import resume
-            from trainer.t5x import engine
 
-            return engine.train(run, origins, resume.start)
+            return engine(run, origins, resume.start)
 
         from trainer.loop import train
 

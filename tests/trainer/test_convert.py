@@ -17,6 +17,7 @@ from tests.support.runs import command, done, run_of, start
 from tests.support.small_tokenizers import without_sentinels
 from tests.support.trees import assert_equal
 from trainer import convert, fill, generate, huggingface
+from trainer.checkpoints import layout, stored
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
 from trainer.config.presets import model_preset
@@ -25,7 +26,6 @@ from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.setup import prepare
 from trainer.starting import init_from
-from trainer.t5x import layout, read
 
 pytestmark = pytest.mark.processes  # whole runs
 
@@ -50,7 +50,7 @@ def run(source, target, format, *flags):
 
 def arrays(path):
     """Returns the parameters of a checkpoint, each layer apart."""
-    parts = layout.read_parts(read.load(str(path)))
+    parts = layout.read_parts(stored.load(str(path)))
     return {name: each["value"].whole() for name, each in parts.items()}
 
 
@@ -92,7 +92,7 @@ def test_a_folder_of_t5x_becomes_folders_of_transformers_and_back(transformers_f
         expected = sound(place)
         np.testing.assert_array_equal(query.T, expected["encoder/layers_0/attention/query/kernel"])
         assert "logits: largest difference" in (folder / "README.md").read_text()
-        checkpoint = read.load(str(tmp_path / "back" / f"checkpoint_{step}"))
+        checkpoint = stored.load(str(tmp_path / "back" / f"checkpoint_{step}"))
         assert checkpoint.step == step
         assert_equal(arrays(checkpoint.path), expected)
     with ocp.CheckpointManager(
@@ -130,7 +130,7 @@ def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
             assert process.poll() is None
             time.sleep(0.01)
         process.kill()
-    finished = read.steps(str(target))
+    finished = stored.steps(str(target))
     assert 1000 in finished
     for step in finished:
         assert_equal(arrays(target / f"checkpoint_{step}"), sound(STEPS.index(step)))
@@ -140,15 +140,15 @@ def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
 
 
 def test_moments_are_kept_as_far_as_t5x_has_them(t5x, tmp_path, capsys):
-    before = layout.read_parts(read.load(str(t5x)))
+    before = layout.read_parts(stored.load(str(t5x)))
     for target, flags in (("same", []), ("scanned", ["--scan_layers"])):
         assert run(t5x, tmp_path / target, "t5x", PRESET, "--steps=latest", *flags) == 0
         assert "moments are the source's" in capsys.readouterr().out
-    same = layout.read_parts(read.load(str(tmp_path / "same")))
+    same = layout.read_parts(stored.load(str(tmp_path / "same")))
     for name, parts in before.items():
         assert set(same[name]) == set(parts) == {"value", "v"}
         np.testing.assert_array_equal(same[name]["v"].whole(), parts["v"].whole())
-    scanned = read.load(str(tmp_path / "scanned"))
+    scanned = stored.load(str(tmp_path / "scanned"))
     kernel = "encoder/layers_1/mlp/wo/kernel"
     assert "encoder/encoder/mlp/wo/kernel" in scanned.parameters
     found = layout.read_parts(scanned)[kernel]
@@ -159,7 +159,7 @@ def test_moments_are_kept_as_far_as_t5x_has_them(t5x, tmp_path, capsys):
     assert run(tmp_path / "scanned", tmp_path / "apart", "t5x") == 0
     assert "moments start at 0: T5X factors" in capsys.readouterr().out
     assert_equal(arrays(tmp_path / "apart"), arrays(t5x))
-    assert not layout.read_parts(read.load(str(tmp_path / "apart")))[kernel]["v"].whole().any()
+    assert not layout.read_parts(stored.load(str(tmp_path / "apart")))[kernel]["v"].whole().any()
 
 
 def test_bfloat16_is_what_rounding_gives(t5x, tmp_path):
@@ -194,7 +194,7 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
     name = "encoder/layers_0/mlp/wo/kernel"
     kept = next(value for key, value in point.optimizer_state.items() if key.endswith(f"/v/{name}"))
     np.testing.assert_array_equal(kept.whole(), moments[f"{name}/v"])
-    record = read.load(str(tmp_path / "ours")).run
+    record = stored.load(str(tmp_path / "ours")).run
     assert record["vocabulary_sha256"] == cache["sha256"]
     # It generates text without data, by the vocabulary that is kept beside it.
     ours = f"--model_dir={tmp_path / 'ours'}"

@@ -14,9 +14,9 @@ from tests.support.trees import assert_close, assert_equal
 from tests.support.words import changed
 from tests.trainer.conftest import assert_one_line, built, ended
 from tests.trainer.huggingface.test_export import save_run
+from trainer.checkpoints import stored
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
-from trainer.t5x import read
 from trainer.trained import trained_run
 
 STEPS = 6
@@ -172,16 +172,12 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     assert "resumes from checkpoint 4" in made.stdout
     assert_equal(state(broken, STEPS), state(whole, STEPS))
     done(command("trainer.export", f"--model_dir={whole}", f"--output={tmp_path}/exported"))
-    done(command("trainer.export_t5x", f"--model_dir={whole}", f"--output={tmp_path}/x"))
-    converted = f"--from={whole}", "--steps=latest", f"--to={tmp_path}/c", "--format=t5x"
-    done(command("trainer.convert", *converted))
     third = tmp_path / "third"
     done(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
     opened = trained_run.open_run(str(whole))
     sums = trained_run.restore(opened, None, trained_run.vocabulary_of(opened, None))[1]
-    for path in (f"{tmp_path}/x", f"{tmp_path}/c", str(third)):
-        found = {name: each.whole() for name, each in read.load(path).parameters.items()}
-        assert_close(found, named(sums), rtol=1e-5, atol=1e-7)
+    found = {name: each.whole() for name, each in stored.load(str(third)).parameters.items()}
+    assert_close(found, named(sums), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

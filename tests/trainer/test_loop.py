@@ -259,7 +259,7 @@ RUN = """
 import sys
 from trainer.pretrain import main
 assert not main(sys.argv[1:])
-foreign = "trainer.annexes.", "trainer.huggingface", "trainer.t5x", "trainer.starting.init_from"
+foreign = "trainer.annexes.", "trainer.huggingface", "trainer.starting.init_from"
 print("imported", *(name for name in sys.modules if name.startswith(foreign)))
 """
 

@@ -68,7 +68,7 @@ def test_a_recipe_of_t5x_goes_on_from_its_checkpoint(model, text_cache, tmp_path
     assert [step for _, step in losses(tmp_path / "run")] == [11, 12, 13]
     back = ["--scan_layers"] if model.startswith("scalable") else []
     flags = (f"--model_dir={tmp_path}/run", f"--output={tmp_path}/back", *back)
-    done(command("trainer.export_t5x", *flags))
+    done(command("trainer.annexes.t5x.export_t5x", *flags))
     assert (tmp_path / "back" / "checkpoint_13").is_dir()
 
 

@@ -188,10 +188,10 @@ def test_a_limit_on_the_size_of_files_is_one_line(folder, text_cache, tmp_path, 
 
 
 def test_a_folder_of_transformers_without_its_prefix_is_named(folder):
-    from trainer.t5x import read
+    from trainer.checkpoints import stored
 
     with pytest.raises(command_line.UserError, match=r"name it as --init_from=hf:.*/theirs"):
-        read.find(str(folder / "theirs"))
+        stored.find(str(folder / "theirs"))
 
 
 def test_flags_said_to_be_of_pretrain_are():

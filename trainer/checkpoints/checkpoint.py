@@ -21,6 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo, PreservationContext
 
+from tasks import annexes
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata, remote
@@ -193,11 +194,11 @@ class Checkpoints:
         """
         path = self.path(step)
         with processes.failing_together():
-            if _of_t5x(path):
+            if _is_foreign(path):
                 raise UserError(
-                    f"the checkpoints in {self._model_dir} were not written by this trainer, but "
-                    "perhaps by T5X: resume with --engine=t5x, or start with "
-                    f"--init_from={self._model_dir} in another --model_dir"
+                    f"the checkpoints in {self._model_dir} were not written by this trainer: start "
+                    f"with --init_from={self._model_dir} in another --model_dir"
+                    f"{annexes.advice('foreign_checkpoints')}"
                 )
             stored = metadata.read(path)
         before = fields.from_dict(Config, stored["config"], self._model_dir)
@@ -346,8 +347,8 @@ def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> No
             )
 
 
-def _of_t5x(path: str) -> bool:
-    """Returns whether another program, perhaps T5X, wrote the checkpoint."""
+def _is_foreign(path: str) -> bool:
+    """Returns whether another program wrote the checkpoint."""
     if files.exists(files.join(path, "run")):
         return False
     # T5X's own format has this file; its Orbax format names arrays differently.

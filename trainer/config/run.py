@@ -49,7 +49,9 @@ from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-_ENGINES = ("palimpsest", "t5x")
+_ENGINES = ("palimpsest", *annexes.entries("training_engines"))
+# Whose checkpoints a run can start from.
+_STARTS = " or ".join(("this trainer", *annexes.entries("checkpoints")))
 _ON_NAN = ("stop", "skip")
 
 
@@ -214,12 +216,12 @@ class _Config:
     )
     engine: str = field(
         "palimpsest",
-        "code that makes the updates; t5x: an installed T5X (docs/t5x_checkpoints.md)",
+        "code that makes the updates; palimpsest: this trainer (docs/t5x_checkpoints.md)",
         choices=_ENGINES,
     )
     init_from: str | None = field(
         None,
-        "checkpoint (or folder of checkpoints) of this trainer or T5X to start from if model_dir "
+        f"checkpoint (or folder of checkpoints) of {_STARTS} to start from if model_dir "
         "has none; or hf:DIR, a Hugging Face transformers folder (docs/t5x_checkpoints.md)",
         often="checkpoint, run or hf:FOLDER to start from",
     )

@@ -13,6 +13,7 @@ from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
 from tasks.terminal.programs import program
 from tasks.vocabulary import PAIR_BORDER, Vocabulary
+from trainer.checkpoints import stored
 from trainer.config import load_config
 from trainer.conversion import card, record, targets, verify
 from trainer.conversion.sources import Model
@@ -26,7 +27,6 @@ from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match, Roles
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import named as named_arrays
-from trainer.t5x import read
 from trainer.trained import trained_run
 
 # Number of rows to compare, and rows per batch. Batches are small because logits of 16 rows of 512
@@ -217,7 +217,7 @@ def is_made(
     model_dir: str, output: str, step: int | None, vocabulary: str | None, average: str | None
 ) -> int | None:
     """Returns the step if an earlier command exported it to `output`, else None."""
-    found = read.steps(model_dir)
+    found = stored.steps(model_dir)
     step = step if step is not None else found[-1] if found else 0
     made = record.of_export(model_dir, step, vocabulary, average)
     return step if record.is_finished(record.place(output), made, "--output") else None

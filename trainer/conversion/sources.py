@@ -10,6 +10,10 @@ from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import huggingface
+from trainer.checkpoints import layout, stored
+from trainer.checkpoints.layout import Parts
+from trainer.checkpoints.stored import NO_STEP, Checkpoint
+from trainer.checkpoints.tensors import held
 from trainer.config import Config, fields, from_flags
 from trainer.config.presets import model_preset
 from trainer.conversion.record import recorded
@@ -18,10 +22,6 @@ from trainer.huggingface import special_ids, weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.starting import init_from
-from trainer.t5x import layout, read
-from trainer.t5x.layout import Parts
-from trainer.t5x.read import NO_STEP, Checkpoint
-from trainer.t5x.tensors import held
 
 FLAG = "--from"
 _EMBEDDING = "token_embedder/embedding"
@@ -92,10 +92,10 @@ def find(path: str) -> tuple[list[Source], bool]:
     """Returns (the checkpoints at `path` by ascending step, whether it is a folder of them)."""
     if _is_of_transformers(path):
         return [Source(path, _step_of(path) or 0, True)], False
-    if read.is_checkpoint(path):
-        return [Source(read.find(path), _step_in(path.removesuffix(".index")) or 0, False)], False
-    if steps := read.steps(path):
-        return [Source(read.of_step(path, step), step, False) for step in steps], True
+    if stored.is_checkpoint(path):
+        return [Source(stored.find(path), _step_in(path.removesuffix(".index")) or 0, False)], False
+    if steps := stored.steps(path):
+        return [Source(stored.of_step(path, step), step, False) for step in steps], True
     below = [] if files.is_remote(path) else sorted(files.list_names(path))
     found: dict[int, Source] = {}
     for folder in [files.join(path, name) for name in below if not name.startswith(".")]:
@@ -157,7 +157,7 @@ def opened(source: Source, given: Given) -> Opened:
         ids = huggingface.special_ids_of(source.path)
         model = Model(config, source.path, _positions_of(source.path, config), ids)
         return Opened(source, model, found, None, source.step)
-    checkpoint = read.load(source.path)
+    checkpoint = stored.load(source.path)
     found = layout.read_parts(checkpoint)
     ids = (recorded(source.path) or {}).get("ids", {})
     model = _model_of(source, checkpoint, given, found)._replace(ids=ids)

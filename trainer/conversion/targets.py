@@ -13,8 +13,11 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, Vocabulary
+from trainer.annexes.t5x import write
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.layout import Parts
+from trainer.checkpoints.tensors import held
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
 from trainer.conversion import card
 from trainer.conversion.sources import FLAG, Model, Opened, tree_of
@@ -28,9 +31,6 @@ from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
 from trainer.setup import prepare
 from trainer.starting import init_from
-from trainer.t5x import write
-from trainer.t5x.layout import Parts
-from trainer.t5x.tensors import held
 from trainer.trained import trained_run
 
 HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"

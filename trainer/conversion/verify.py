@@ -10,6 +10,7 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal import extras
 from tasks.vocabulary import BYTE, Vocabulary
+from trainer.checkpoints import layout, stored
 from trainer.conversion.sources import tree_of
 from trainer.huggingface import configs, names, parity, special_ids, tokenizer, weights
 from trainer.huggingface.folder_parity import NOT_COMPARED as NOT_COMPARED
@@ -17,7 +18,6 @@ from trainer.huggingface.folder_parity import NotEqual, random_batch
 from trainer.huggingface.folder_parity import logits as logits
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
-from trainer.t5x import layout, read
 
 # Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
 # legitimately differ on rare characters (see `tokenizer`); a larger share means that the normaliser
@@ -46,7 +46,7 @@ def checkpoint_arrays(path: str, arrays: dict[str, np.ndarray]) -> int:
 
     Raises NotEqual if one differs from `arrays`, which have the stored dtype.
     """
-    found = layout.read_parts(read.load(path))
+    found = layout.read_parts(stored.load(path))
     if not layout.have_positions_per_layer(arrays):
         found = layout.with_shared_positions(path, found)
     if found.keys() != arrays.keys():

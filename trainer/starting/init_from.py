@@ -20,6 +20,10 @@ import numpy as np
 
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary_changes.rows import Rows
+from trainer.checkpoints import layout
+from trainer.checkpoints.layout import Parts
+from trainer.checkpoints.stored import NO_STEP, Checkpoint, load
+from trainer.checkpoints.tensors import Tensor, held
 from trainer.config import Config, fields, from_transformers
 from trainer.data.interface import Run
 from trainer.engine.program import Program
@@ -32,10 +36,6 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
 from trainer.optim.ema import is_of_average
 from trainer.starting import adapting, vocabulary_change
-from trainer.t5x import layout
-from trainer.t5x.layout import Parts
-from trainer.t5x.read import NO_STEP, Checkpoint, load
-from trainer.t5x.tensors import Tensor, held
 
 # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")

@@ -18,16 +18,16 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds, Vocabulary
 from tasks.vocabulary_changes import rows as vocabulary_rows
 from tasks.vocabulary_changes.rows import NONE, Rows
+from trainer.checkpoints import layout
+from trainer.checkpoints.layout import Parts
+from trainer.checkpoints.stored import Checkpoint, load
+from trainer.checkpoints.tensors import Index, Tensor
 from trainer.config import Config, fields, from_transformers
 from trainer.data import cached_task
 from trainer.data.mixing import mixtures_of
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
-from trainer.t5x import layout
-from trainer.t5x.layout import Parts
-from trainer.t5x.read import Checkpoint, load
-from trainer.t5x.tensors import Index, Tensor
 
 _AXIS = "vocab"
 # The key under which our checkpoints record the checksum of their vocabulary.

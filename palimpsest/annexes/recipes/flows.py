@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from palimpsest.commands import COMMANDS
 from tasks import registry
 from tasks.objectives import Lengths
 from tasks.storage import files
@@ -47,7 +48,7 @@ KINDS: Mapping[str, Kind] = {
     "finetune": Kind("finetune"),
     "evaluate": Kind("evaluate"),
     "report": Kind("report"),
-    "export": Kind("export", ("export_t5x",)),
+    "export": Kind("export", tuple({"export_t5x"} & COMMANDS.keys())),
 }
 # Kinds whose stages always have a name, as in [cache.NAME], and those whose stages may have one.
 NAMED = ("cache", "finetune")

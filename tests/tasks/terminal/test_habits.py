@@ -72,7 +72,6 @@ def test_every_flag_that_is_named_exists():
         ("trainer.evaluate", "model_dir", "steps"),
         ("trainer.annexes.comparing.explain", "model_dir", "step"),
         ("trainer.export", "model_dir", "step"),
-        ("trainer.export_t5x", "model_dir", "step"),
         ("trainer.generate", "", "step"),
         ("trainer.convert", "", "steps"),
     ],

@@ -19,7 +19,7 @@ from tests.support.processes import started
 from tests.support.runs import TASK, config_of, flags_of
 from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from tests.support.small_tokenizers import without_sentinels
-from trainer import evaluate, export, export_t5x
+from trainer import evaluate, export
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.config.from_flags import build_config
@@ -408,7 +408,6 @@ def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attentio
     (folder / "config.json").write_text(json.dumps(written))
 
     assert export.main([f"--model_dir={folder}", f"--output={tmp_path}/hf"]) == 0
-    assert export_t5x.main([f"--model_dir={folder}", f"--output={tmp_path}/t5x"]) == 0
     evaluate.main([f"--model_dir={folder}"])
     assert "perplexity" in capsys.readouterr().out
 

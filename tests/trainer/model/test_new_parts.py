@@ -23,7 +23,6 @@ from trainer.model.parts import MIXERS, SLOTS, register
 from trainer.model.slots import Part
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, decayed, init_params, parameter_facts
-from trainer.t5x import write
 
 pytestmark = pytest.mark.processes
 
@@ -148,7 +147,6 @@ def test_a_mixers_export_is_refused_in_one_line(config):
     assert "mixer average" in configs.refusal(config, custom_code=True)
     with pytest.raises(UserError, match=r"^transformers has no counterpart for mixer average$"):
         names.places(config, "palimpsest")
-    assert any("--model.mixer=average" in problem for problem in write.unsupported(config))
 
 
 def test_a_name_is_given_once(defined):

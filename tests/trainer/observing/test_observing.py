@@ -314,11 +314,3 @@ def test_a_failed_checkpoint_is_an_event(text_cache, tmp_path, monkeypatch):
     assert [each["event"] for each in heard(path)] == ["started", "checkpoint_failed", "failed"]
     assert "checkpoint_5: " in heard(path)[1]["message"]
     assert "the disk is full" in heard(path)[1]["message"]
-
-
-def test_the_flags_have_no_effect_with_another_engine(text_cache, tmp_path):
-    for flag in ("--hang_seconds=5", "--on_event=true"):
-        made = runs.run(pretrain(text_cache, tmp_path, "--engine=t5x", flag))
-        assert made.returncode == 2
-        assert "with --engine=t5x" in made.stderr
-        assert flag.partition("=")[0] in made.stderr

@@ -14,7 +14,6 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support import eight_devices
-from tests.support.runs import config_of
 from tests.support.trees import assert_close, assert_equal
 from tests.trainer.engine.test_sharding import SCANNED, batch_of, bytes_held, program_of, specs
 from trainer.config import config_changes
@@ -22,7 +21,6 @@ from trainer.config.averages import AveragesConfig
 from trainer.engine.sharding import put_batch
 from trainer.model.paths import named
 from trainer.optim.ema import average_in, is_of_average, with_average
-from trainer.t5x.engine import unsupported
 
 DECAY, START = 0.8, 2
 EMA = (f"--averages.ema_decay={DECAY}",)
@@ -189,11 +187,6 @@ def test_a_run_does_not_resume_with_another_average():
     config = program_of(*EMA).tuning._config
     without = dataclasses.replace(config, averages=type(config.averages)())
     assert config_changes(without, config, 3) == [f"averages.ema_decay was None, is {DECAY}"]
-
-
-def test_t5x_keeps_no_average():
-    (said,) = unsupported(config_of(*EMA, "--engine=t5x"))
-    assert "averages.ema_decay" in said
 
 
 if __name__ == "__main__":

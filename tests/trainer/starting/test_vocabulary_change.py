@@ -11,31 +11,30 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary_changes.rows import by_piece
-from tests.support import eight_devices, small_tokenizers, t5x_files
+from tests.support import eight_devices, own_checkpoints, small_tokenizers
+from tests.support.own_checkpoints import MOMENTS, PARAMETERS, V
 from tests.support.runs import config_of, stub
+from trainer.checkpoints import layout
+from trainer.checkpoints.tensors import held
 from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.starting import init_from, vocabulary_change
-from trainer.t5x import layout
-from trainer.t5x.tensors import held
 
-V, D = t5x_files.V, t5x_files.D
-PARAMETERS = t5x_files.parameters()
 ROWS = 160  # of the new table
 TABLE, KERNEL = "token_embedder/embedding", "decoder/logits_dense/kernel"
 
 
 def make(folder):
-    """Writes a checkpoint of T5X and two vocabularies; returns nothing."""
-    t5x_files.write(folder / "t5x", "legacy", PARAMETERS, t5x_files.moments(PARAMETERS, 8))
+    """Writes a run's checkpoint and two vocabularies; returns nothing."""
+    own_checkpoints.write(folder / "run")
     lines = small_tokenizers.documents(60)
     for name, part, size in (("old", lines[:30], 100), ("new", lines[30:], 130)):
         small_tokenizers.bert(folder / name, " ".join(part).splitlines(), size=size)
 
 
 def run_of(folder, *flags):
-    given = (f"--init_from={folder}/t5x", f"--model.vocab_size={ROWS}", "--train_steps=20")
+    given = (f"--init_from={folder}/run", f"--model.vocab_size={ROWS}", "--train_steps=20")
     given += ("--batch_size=8", "--optimizer.min_dim_size_to_factor=8", *flags)
     ids = vocabulary.load(f"{folder}/new", 10).ids
     return stub(config_of(*given), vocab_size=ids.size, ids=ids)
@@ -106,10 +105,9 @@ def test_tables_and_moments_get_new_rows(scanned, folder):
     first = rows.sources[one, 0]
     np.testing.assert_array_equal(np.asarray(params[TABLE])[one], PARAMETERS[TABLE][first])
     # Adafactor divides the gradient of a carried row by what it divided it by before.
-    moments = t5x_files.moments(PARAMETERS, 8)
     for name, axis in ((TABLE, 0), (KERNEL, 1)):
         before = second_moments(
-            *(moments[f"{name}/{kind}"] for kind in ("v_row", "v_col")), PARAMETERS[name].shape
+            *(MOMENTS[f"{name}/{kind}"] for kind in ("v_row", "v_col")), PARAMETERS[name].shape
         )
         shape = params[name].shape
         factored = state.opt_state[0]

@@ -11,10 +11,11 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
+from trainer.checkpoints.stored import of_step, raw_tensors
+from trainer.checkpoints.stored import steps as steps_of
+from trainer.checkpoints.tensors import Tensor
 from trainer.engine import checksums
 from trainer.engine.damage import Damaged
-from trainer.t5x import read
-from trainer.t5x.tensors import Tensor
 
 # Number of arrays described element by element.
 _DESCRIBED = 5
@@ -69,12 +70,12 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     Arrays with equal recorded checksums count as equal without being read, except in checkpoints
     chosen by `verify` ("none", "newest" or "all"). T5X's have no checksums, so they are read.
     """
-    steps = [read.steps(folder) for folder in folders]
+    steps = [steps_of(folder) for folder in folders]
     common = sorted(set(steps[0]) & set(steps[1]))
     found = Compared(common)
     with progress.shown("comparing checkpoints", len(common)) as bar:
         for number, step in enumerate(common, 1):
-            paths = read.of_step(folders[0], step), read.of_step(folders[1], step)
+            paths = of_step(folders[0], step), of_step(folders[1], step)
             reading = verify == "all" or (verify == "newest" and step == common[-1])
             _compare_step(found, step, paths, reading)
             if found.step is not None:
@@ -91,7 +92,7 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
             stored.append(_checksums(path))
         if reading or not all(stored) or stored[0] != stored[1]:
             for path in paths:
-                tensors.append(read.raw_tensors(path))
+                tensors.append(raw_tensors(path))
     except UserError as error:
         described = len(stored) == len(paths)
         if not (described or isinstance(error, Damaged)):

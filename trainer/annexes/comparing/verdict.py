@@ -5,10 +5,10 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError
 from trainer.annexes.comparing import data, settings, steps, tensors
+from trainer.checkpoints import stored
 from trainer.reporting import history
 from trainer.reporting.history import History
 from trainer.reporting.metrics import finite
-from trainer.t5x import read
 
 CONFIGURATION, DATA, STEP, TENSOR = "configuration", "data", "step", "tensor"
 
@@ -99,7 +99,7 @@ def _span(
 
 
 def _last(run: History) -> int:
-    return max([run.step, *read.steps(run.folder)])
+    return max([run.step, *stored.steps(run.folder)])
 
 
 def as_json(found: Verdict) -> dict[str, Any]:

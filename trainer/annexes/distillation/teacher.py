@@ -18,6 +18,9 @@ from jax import Array
 from tasks.terminal.command_line import UserError
 from trainer.annexes.distillation.loss import TEACHER_LOGITS
 from trainer.annexes.distillation.options import DistillationConfig
+from trainer.checkpoints import layout
+from trainer.checkpoints.stored import Checkpoint, load
+from trainer.checkpoints.tensors import Tensor, held
 from trainer.config import fields, from_transformers
 from trainer.data.interface import Run
 from trainer.engine import sharding
@@ -35,9 +38,6 @@ from trainer.model.transformer import (
 )
 from trainer.starting import vocabulary_change
 from trainer.starting.init_from import fitted, placed
-from trainer.t5x import layout
-from trainer.t5x.read import Checkpoint, load
-from trainer.t5x.tensors import Tensor, held
 
 # Pairs of architectures, the teacher's first, whose batches fit each other.
 _READS_ONE_TEXT = ("decoder", "encoder_decoder")

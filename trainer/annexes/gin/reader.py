@@ -31,7 +31,7 @@ COMMANDS = {
     "perplexity_eval.gin": f"{_EVALUATE} --model_dir=DIR --steps=all --split=validation",
     "infer": _INFER,
     "infer.gin": _INFER,
-    "save": f"{_EXPORT}, or trainer.export_t5x for T5X",
+    "save": f"{_EXPORT}, or palimpsest export_t5x for T5X",
     "export.gin": _EXPORT,
     "export_seqio.gin": _EXPORT,
     "precompile": _PRECOMPILE,

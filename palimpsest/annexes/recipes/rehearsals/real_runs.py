@@ -201,9 +201,9 @@ def _divided(config: Config, origins: dict[str, str]) -> Config:
 
 def _check_start(config: Config, source: str) -> None:
     """Raises UserError if parameters of a checkpoint do not fit; vocabularies may differ."""
+    from trainer.checkpoints import layout
+    from trainer.checkpoints.stored import load
     from trainer.starting import init_from
-    from trainer.t5x import layout
-    from trainer.t5x.read import load
 
     found = layout.read_parts(load(source))
     rows = [

@@ -460,7 +460,7 @@ def test_an_export_or_evaluation_of_others_does_not_count(small):
     text = small.read_text() + (
         '[pretrain]\npreset = "t5_1_1_tiny"\ntrain_steps = 4\nbatch_size = 8\n'
         "lengths = { inputs = 32, targets = 16 }\n[evaluate]\nbatch_size = 8\n[evaluate.lines]\n"
-        'output = "LINES"\n[export]\nlicense = "mit"\n[export.t5x]\ncommand = "export_t5x"\n'
+        'output = "LINES"\n[export]\nlicense = "mit"\n[export.more]\n'
     )
     text = text.replace("row_tokens = 64\n", "").replace("corpus.txt", "corpus.txt?validation=0.1")
     small.write_text(text.replace("LINES", str(small.parent / "lines.jsonl")))

@@ -111,7 +111,7 @@ def test_a_key_overrides_what_flows_and_a_stage_can_be_named(tmp_path):
         ("weight = 2", 'language = "x"', "unknown: language (did you mean languages?)"),
         ("[finetune.qa]", '[finetune.qa]\ncorpora = ["a"]', "a key of dedup, vocabulary, cache"),
         ('split = "test"', 'model_dir = "{finetune.q}"', "no stage finetune.q (did you mean"),
-        ('license = "mit"', 'command = "exprt"', "must be one of export, export_t5x"),
+        ('license = "mit"', 'command = "exprt"', "must be one of export"),
         ("[export.qa]", "[export.q.a]\nb = 1", "[export.q]: unknown flag --a.b"),
         ("[corpus.a]", "[corpus.a", "is not TOML"),
     ],

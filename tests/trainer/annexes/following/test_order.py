@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tasks import annexes
 from tasks.cache.manifest import PLAN, PLAN_MARK, plan_from_dict
 from tasks.storage import lock
 from tasks.terminal.command_line import UserError
@@ -373,7 +374,10 @@ BOTH = f"--task={SPANS},{PREFIX}"
     ("flags", "says"),
     [
         (("--data.take=0.5",), "--data.take=0.5 with --follow: the total is not known"),
-        (("--engine=t5x",), "--engine=t5x with --follow: the engine never waits"),
+        *(
+            ((f"--engine={name}",), f"--engine={name} with --follow: the engine never waits")
+            for name in annexes.entries("training_engines")
+        ),
         (("--data.take=99999999 tokens",), "tokens in train, not this many"),
         ((f"--task={PREFIX}", *WIDE), "too few for one window: use more text"),
         ((BOTH,), "the rate of python_docs_span_corruption follows from its size"),

@@ -1,7 +1,6 @@
 """MARCH's presets have its totals, and what does not fit together is refused."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,6 @@ from tests.support.parameters import slow_unless
 from tests.support.totals import parameter_total
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.engine.cost import flops_per_step, parameter_count
-from trainer.t5x.write import unsupported
 
 pytestmark = pytest.mark.processes
 
@@ -101,19 +99,6 @@ def test_families_of_the_second_baseline():
             assert model.mlp_dim % 64 == 0
             total = v2(model.emb_dim, model.num_encoder_layers, model.mlp_dim)
             assert abs(total / 207_737_600 - 1) < 0.1, model
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"feed_forward": "none"}, {"mixer": "values_relu"}, {"token_dropping": 1}),
-        *({"cross_attention": "merged"}, {"cross_attention": "layerwise"}, {"database_entries": 3}),
-        *({"head_scaling": "halves"}, {"norm_placement": "pre_without_mixer_residual"}),
-    ],
-)
-def test_no_variant_is_exported_as_a_t5_of_t5x(changes):
-    (message,) = unsupported(replace(model_preset("t5_1_0_tiny"), **changes))
-    assert message.startswith(f"--model.{next(iter(changes))}=")
 
 
 def test_flops_of_the_variants():

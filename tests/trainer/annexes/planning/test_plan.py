@@ -217,7 +217,6 @@ def test_a_search_keeps_attempts_for_variants_of_the_best(monkeypatch, most, div
         ([*TINY, "--topology=a100x8"], "h100:8 and a100:8 for a host of GPUs"),
         ([*TINY, "--topology=a100:2x4"], "several hosts 8 each (a100:4x8 for four)"),
         ([*TINY, "--search"], "it needs a --topology"),
-        ([*TINY, "--engine=t5x"], "--engine=t5x"),
         ([*TINY, "--task=c5"], "c5"),
         ([*TINY, "--cache_dir=nowhere"], "--cache_dir needs a --task"),
         ([*TINY, "--mesh.tensor=3"], "--mesh.data=-1"),

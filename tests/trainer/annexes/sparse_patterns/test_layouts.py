@@ -15,7 +15,6 @@ from trainer.huggingface.names import places
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask
 from trainer.model.sparsity import groups_of, visited, visited_pairs
-from trainer.t5x import write
 
 # Pattern, and whether block i of queries sees block j of keys, of N blocks in head h.
 DEFINITIONS = {
@@ -207,8 +206,6 @@ def test_patterns_are_texts_that_other_projects_do_not_have(make_config):
     bert = make_config("bert", attention_pattern="bigbird:block=16")
     with pytest.raises(UserError, match="attention_pattern bigbird:block=16"):
         places(bert, "bert")
-    t5 = replace(model_preset("t5_1_1_tiny"), attention_pattern="local")
-    assert any("--model.attention_pattern=local" in each for each in write.unsupported(t5))
 
 
 def test_operations_follow_the_density(make_config):

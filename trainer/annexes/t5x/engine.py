@@ -17,6 +17,9 @@ from tasks.storage import files
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
+from trainer.annexes.t5x import write
+from trainer.checkpoints import stored
+from trainer.checkpoints.tensors import held
 from trainer.config import (
     CONFIG_FILE,
     Config,
@@ -33,8 +36,6 @@ from trainer.engine.program import Program
 from trainer.model.parts import PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
-from trainer.t5x import read, write
-from trainer.t5x.tensors import held
 
 TESTED_COMMIT = "cc342d419ec3"
 _MISSING = (
@@ -247,7 +248,7 @@ def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> in
     folder = _folder(config)
     if files.exists(files.join(folder, CONFIG_FILE)):
         before, _ = load_config(folder)
-        steps = read.steps(folder)
+        steps = stored.steps(folder)
         step = steps[-1] if steps else 0
         differences = config_changes(before, config, step)
         passed = before.data.skips.batch(step)
@@ -267,7 +268,7 @@ def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> in
     def tensors(tree: Any) -> dict[str, Any]:
         return {path: held(np.asarray(leaf)) for path, leaf in named(tree).items()}
 
-    checkpoint = read.Checkpoint(
+    checkpoint = stored.Checkpoint(
         "", int(state.step), tensors(state.params), state=tensors(state.opt_state), run={}
     )
     write.write(checkpoint, config, folder, config.model.scan_layers)

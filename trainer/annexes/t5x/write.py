@@ -13,14 +13,14 @@ import numpy.typing
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from trainer.annexes.t5x import layout
+from trainer.checkpoints.layout import FactoredOver, Parts, adafactor_parts, moments, read_parts
+from trainer.checkpoints.stored import Checkpoint
+from trainer.checkpoints.tensors import held
 from trainer.config import Config
 from trainer.model.capabilities import ENCODER_DECODER, T5X
 from trainer.model.config import ModelConfig
 from trainer.model.parts import PER_LAYER
-from trainer.t5x import layout
-from trainer.t5x.layout import Parts
-from trainer.t5x.read import Checkpoint
-from trainer.t5x.tensors import held
 
 # Families in T5X: t5_1_0 and t5_1_1 in `examples/t5` and, scanned, `examples/scalable_t5`; lm in
 # `examples/decoder_only`.
@@ -49,7 +49,7 @@ def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = F
     if files.exists(path):
         raise UserError(f"{path} exists: delete it, or use a different --output")
     least = config.optimizer.value("min_dim_size_to_factor") or layout.MIN_DIM_SIZE
-    parameters = layout.read_parts(checkpoint)
+    parameters = read_parts(checkpoint)
     return write_parts(parameters, checkpoint.step, config.model, output, scanned, least)
 
 
@@ -81,7 +81,7 @@ def write_parts(
             "layers: add --scan_layers"
         )
 
-    def factors(name: str, parts: Parts) -> layout.FactoredOver:
+    def factors(name: str, parts: Parts) -> FactoredOver:
         return layout.t5x_factors(name, parts["value"].shape, least, scanned)
 
     parameters = {
@@ -92,7 +92,7 @@ def write_parts(
     tree: dict[str, np.ndarray] = {"state/step": np.asarray(step, np.int32)}
     for name, parts in parameters.items():
         tree[f"target/{name}"] = parts["value"].whole().astype(dtype)
-        for kind, tensor in layout.moments(parts, factors(name, parts)).items():
+        for kind, tensor in moments(parts, factors(name, parts)).items():
             tree[f"state/param_states/{name}/{kind}"] = tensor.whole()
     _save(output, step, tree)
     return files.join(output, f"checkpoint_{step}")
@@ -130,10 +130,10 @@ def has_moments(checkpoint: Checkpoint) -> bool:
     return any(name.partition("/")[2].startswith("v_row/") for name in checkpoint.state)
 
 
-def _with_moments(name: str, parts: Parts, factors: layout.FactoredOver) -> Parts:
+def _with_moments(name: str, parts: Parts, factors: FactoredOver) -> Parts:
     if set(parts) == {"value"}:
         parts = {**parts, "v": held(np.zeros(parts["value"].shape, np.float32))}
-    kept, problem = layout.adafactor_parts(name, parts, factors, momentum="m" in parts)
+    kept, problem = adafactor_parts(name, parts, factors, momentum="m" in parts)
     if problem:
         raise OtherMoments(f"T5X factors {name} differently from this run: {problem}")
     return kept

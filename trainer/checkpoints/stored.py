@@ -1,14 +1,12 @@
-"""Reads checkpoints lazily as named tensors: T5X's in all layouts, Mesh TensorFlow's and ours.
+"""Reads checkpoints lazily as named tensors: ours, and those of annexes' formats.
 
-    checkpoint_N/state/_METADATA                        Orbax: current T5X, and ours
-    checkpoint_N/state/checkpoint, .../NAME/.zarray     Orbax before _METADATA
-    checkpoint_N/checkpoint, .../NAME/.zarray           T5X before Orbax: the public T5 1.1 and mT5
-    model.ckpt-N.index, model.ckpt-N.data-...           Mesh TensorFlow: see `trainer.t5x.mesh`
+    checkpoint_N/state/_METADATA        Orbax, as this trainer writes it
 
-`checkpoint` is a msgpack tree with small arrays and references to the others: "PLACEHOLDER://NAME"
-(Orbax) or a TensorStore spec (T5X). NAME is the path in the tree, joined by ".".
+A format of the slot `checkpoints` is a module with three functions: `find(path)` returns the
+checkpoint at `path`, None if there is none; `checkpoints(folder)` a folder's finished ones, step ->
+path, ascending; `load(path)` a `Checkpoint`. They are asked about what is not ours.
 
-Source: google-research/t5x, `checkpoints.py`; google/orbax, the metadata of its PyTree handler.
+Source: google/orbax, the metadata of its PyTree handler.
 """
 
 import contextlib
@@ -21,27 +19,23 @@ from typing import Any
 
 import numpy as np
 
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import chosen_steps
+from trainer.checkpoints.tensors import Index, Tensor
 from trainer.config.lora import LORA, LoraConfig
 from trainer.engine import checksums
-from trainer.t5x import mesh
-from trainer.t5x.tensors import Index, Tensor, held
 
-_PLACEHOLDER = "PLACEHOLDER://"
-_METADATA, _TREE, _STATE = "_METADATA", "checkpoint", "state"
-# Up to version 2, T5X stored bfloat16 as uint16, since zarr lacked bfloat16.
-# Source: T5X, `checkpoints.VERSION`.
-_FIRST_VERSION_WITH_BFLOAT16 = 3
-_OLDEST_VERSION = 2
+_METADATA, _STATE = "_METADATA", "state"
+_FORMATS = "checkpoints"
 # Reading part of a chunk decodes the whole chunk; with a cache, a stack's layers share chunks.
 _CACHE_BYTES = 1 << 30
 # Bytes per read if a tensor is only compared with its checksum.
 _PIECE_BYTES = 256 << 20
 # If chunks of zeros are stored, a missing chunk means data loss, not zeros.
-_NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
+NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
 # Step of a checkpoint that does not record its number of updates.
 NO_STEP = -1
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
@@ -52,49 +46,66 @@ class Checkpoint:
     """A checkpoint's tensors, read lazily, under names such as "decoder/decoder_norm/scale"."""
 
     path: str
-    step: int  # number of updates; NO_STEP if T5X's state has no step or a negative one
+    step: int  # number of updates; NO_STEP if another format's has no step or a negative one
     parameters: dict[str, Tensor]  # layers may be stacked
-    # T5X's Adafactor state: parameter -> {"m", "v", "v_row" or "v_col": tensor}; ours is `state`.
-    moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    state: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)  # of our optimizer
     run: dict[str, Any] | None = None  # the record of the run, in our checkpoints
+    # In other formats: values and Adafactor's moments by name, as in `trainer.checkpoints.layout`.
+    parts: dict[str, dict[str, Tensor]] | None = None
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path`, or the newest in it; for Mesh TensorFlow, the prefix."""
-    if is_checkpoint(path):
-        return mesh.prefix_of(path) or path
-    if found := steps(path):
-        return of_step(path, found[-1])
+    """Returns the checkpoint at `path`, or the newest in it."""
+    if orbax_folder(path):
+        return path
+    if found := checkpoints(path):
+        return [*found.values()][-1]
+    for form in annexes.every(_FORMATS):
+        if one := form.find(path):
+            return one
     if files.exists(files.join(path, "config.json")) and any(
         name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
         for name in files.list_names(path)
     ):
         raise UserError(f"{path} is a transformers folder: name it as --init_from=hf:{path}")
+    others = "".join(f", or one of {name}" for name in annexes.entries(_FORMATS))
     raise UserError(
         f"{path} neither is nor holds a checkpoint: there is neither {_STATE}/{_METADATA} (Orbax) "
-        f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of these, nor "
-        "model.ckpt-STEP.index (Mesh TensorFlow)"
+        f"nor a folder checkpoint_STEP with it{others}"
     )
 
 
 def is_checkpoint(path: str) -> bool:
     """Returns whether `path` is one checkpoint rather than a folder of them."""
-    return bool(_tree_folder(path) or mesh.prefix_of(path))
+    forms = annexes.every(_FORMATS)
+    return bool(orbax_folder(path)) or any(form.find(path) for form in forms)
+
+
+def checkpoints(folder: str) -> dict[int, str]:
+    """Returns step -> path of a folder's finished checkpoints, ascending."""
+    named = named_checkpoints(folder)
+    ours = {step: path for step, path in named.items() if orbax_folder(path)}
+    if ours and len(ours) == len(named):
+        return ours
+    of_others = (form.checkpoints(folder) for form in annexes.every(_FORMATS))
+    return next(filter(None, of_others), ours)
+
+
+def named_checkpoints(folder: str) -> dict[int, str]:
+    """Returns step -> path of the folders checkpoint_STEP, finished or not, ascending."""
+    found = [re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(folder)]
+    numbers = sorted(int(match[1]) for match in found if match)
+    return {number: files.join(folder, f"checkpoint_{number}") for number in numbers}
 
 
 def steps(folder: str) -> list[int]:
     """Returns the steps of a folder's finished checkpoints, ascending."""
-    found = [re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(folder)]
-    numbers = sorted(int(match[1]) for match in found if match)
-    whole = [n for n in numbers if _tree_folder(files.join(folder, f"checkpoint_{n}"))]
-    return whole or [*mesh.prefixes(folder)]
+    return [*checkpoints(folder)]
 
 
 def of_step(folder: str, step: int) -> str:
     """Returns the path of a checkpoint found by `steps(folder)`."""
-    path = files.join(folder, f"checkpoint_{step}")
-    return path if _tree_folder(path) else mesh.prefixes(folder)[step]
+    return checkpoints(folder)[step]
 
 
 def chosen(folder: str, step: int) -> str:
@@ -109,43 +120,37 @@ def load(path: str) -> Checkpoint:
     LoRA's products are merged into their kernels.
     """
     path = find(path)
-    folder = _tree_folder(path)
-    if folder is None:
-        found = mesh.load(path)
-        step = NO_STEP if found.step is None else found.step
-        return Checkpoint(path, step, found.parameters, found.moments)
-    with _readable(path):
-        orbax = files.exists(files.join(folder, _METADATA))
-        tensors = _orbax_tensors(folder) if orbax else _msgpack_tensors(folder)
+    folder = orbax_folder(path)
+    if folder is not None:
+        with readable(path):
+            tensors = orbax_tensors(folder)
+        if "step" in tensors and any(name.startswith("params/") for name in tensors):
+            return _ours(path, tensors)
+    for form in annexes.every(_FORMATS):
+        if form.find(path):
+            return form.load(path)
+    raise UserError(f"{path} does not have our parameters (params/…)")
 
-    def inside(prefix: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(prefix): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
 
-    parameters = inside("target/")
-    if parameters:
-        moments: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in inside("state/param_states/").items():
-            parameter, _, moment = name.rpartition("/")
-            moments.setdefault(parameter, {})[moment] = tensor
-        stored = tensors.get("state/step")
-        step = int(stored.whole()) if stored else NO_STEP
-        return Checkpoint(path, max(step, NO_STEP), parameters, moments)
-    parameters = inside("params/")
-    if not parameters or "step" not in tensors:
-        raise UserError(f"{path} has neither T5X's parameters (target/…) nor ours (params/…)")
+def inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names have a prefix, without it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _ours(path: str, tensors: Mapping[str, Tensor]) -> Checkpoint:
     run = metadata.read(path)
     stored = run[metadata.CHECKSUMS]
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
-    parameters, state = inside("params/"), inside("opt_state/")
+    parameters, state = inside(tensors, "params/"), inside(tensors, "opt_state/")
     step = int(tensors["step"].whole())
     if any(name.startswith(f"{LORA}/") for name in parameters) and "config" in run:
         # The state belongs to LoRA's parameters, which merging removes.
         parameters, state = _merged(parameters, LoraConfig(**run["config"]["lora"])), {}
-    return Checkpoint(path, step, parameters, state=state, run=run)
+    return Checkpoint(path, step, parameters, state, run)
 
 
 def _merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
@@ -171,15 +176,16 @@ def _merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tens
 
 def raw_tensors(path: str) -> dict[str, Tensor]:
     """Returns all arrays of one of our checkpoints by path, without comparing checksums."""
-    folder = _tree_folder(path)
-    with _readable(path):
-        if folder is None or not files.exists(files.join(folder, _METADATA)):
+    folder = orbax_folder(path)
+    with readable(path):
+        if folder is None:
             raise ValueError(f"it has no {_STATE}/{_METADATA}")
-        return _orbax_tensors(folder)
+        return orbax_tensors(folder)
 
 
 @contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
+def readable(path: str) -> Iterator[None]:
+    """Turns errors of a read into one UserError."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
@@ -214,15 +220,14 @@ def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
         yield tensor.read((slice(start, min(start + step, rows)), *rest))
 
 
-def _tree_folder(path: str) -> str | None:
-    """Returns the folder of a checkpoint's tree; None if `path` is not a checkpoint."""
-    for folder in (files.join(path, _STATE), path):
-        if any(files.exists(files.join(folder, name)) for name in (_METADATA, _TREE)):
-            return folder
-    return None
+def orbax_folder(path: str) -> str | None:
+    """Returns the folder of a checkpoint's Orbax tree; None if `path` has none."""
+    folders = (files.join(path, _STATE), path)
+    return next((each for each in folders if files.exists(files.join(each, _METADATA))), None)
 
 
-def _orbax_tensors(folder: str) -> dict[str, Tensor]:
+def orbax_tensors(folder: str) -> dict[str, Tensor]:
+    """Opens the arrays of an Orbax tree."""
     metadata = files.read_json(files.join(folder, _METADATA))
     names = [
         "/".join(str(part["key"]) for part in entry["key_metadata"])
@@ -231,45 +236,11 @@ def _orbax_tensors(folder: str) -> dict[str, Tensor]:
     ]
     driver: dict[str, Any] = {"driver": "zarr3" if metadata.get("use_zarr3") else "zarr"}
     if metadata.get("store_array_data_equal_to_fill_value"):
-        driver.update(_NO_GAPS)
-    return _stored(folder, {name: name.replace("/", ".") for name in names}, driver)
+        driver.update(NO_GAPS)
+    return opened(folder, {name: name.replace("/", ".") for name in names}, driver)
 
 
-def _msgpack_tensors(folder: str) -> dict[str, Tensor]:
-    from flax import serialization, traverse_util
-
-    contents = serialization.msgpack_restore(files.read_bytes(files.join(folder, _TREE)))
-    version = contents.get("version", _FIRST_VERSION_WITH_BFLOAT16)
-    if version < _OLDEST_VERSION:
-        raise ValueError(f"version {version} of T5X's layout is too old, even for T5X itself")
-    leaves = traverse_util.flatten_dict(
-        contents.get("optimizer", contents), is_leaf=lambda _, node: "kvstore" in node, sep="/"
-    )
-    tensors, stored = {}, {}
-    for name, leaf in leaves.items():
-        if isinstance(leaf, dict):
-            stored[name] = (leaf["kvstore"].get("path") or leaf["path"]).rstrip("/")
-        elif isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):
-            stored[name] = leaf.removeprefix(_PLACEHOLDER)
-        elif leaf is not None:
-            tensors[name] = held(leaf)
-    driver = {"driver": "zarr", **(_NO_GAPS if "optimizer" in contents else {})}
-    tensors |= _stored(folder, stored, driver)
-    if version < _FIRST_VERSION_WITH_BFLOAT16:
-        return {name: _bfloat16_if_uint16(tensor) for name, tensor in tensors.items()}
-    return tensors
-
-
-def _bfloat16_if_uint16(tensor: Tensor) -> Tensor:
-    import ml_dtypes
-
-    if tensor.dtype != np.uint16:
-        return tensor
-    bfloat16 = np.dtype(ml_dtypes.bfloat16)
-    return Tensor(tensor.shape, bfloat16, lambda index: tensor.read(index).view(bfloat16))
-
-
-def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict[str, Tensor]:
+def opened(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict[str, Tensor]:
     """Opens TensorStore arrays; `places` maps names to paths in `folder`."""
     import tensorstore
 
@@ -289,7 +260,7 @@ def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict
         for name, place in places.items()
     }
 
-    def opened(name: str) -> Tensor:
+    def one(name: str) -> Tensor:
         try:
             array = opening[name].result()
         except ValueError as error:
@@ -305,7 +276,7 @@ def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict
 
         return Tensor(tuple(array.shape), array.dtype.numpy_dtype, read)
 
-    return {name: opened(name) for name in opening}
+    return {name: one(name) for name in opening}
 
 
 def _kvstore(folder: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from tasks.cache.records import masked_crc
 from tasks.storage import files, protobuf
 from tasks.terminal.command_line import UserError
-from trainer.t5x.tensors import Index, Tensor
+from trainer.checkpoints.tensors import Index, Tensor
 
 SUFFIX = ".index"
 _FOOTER_BYTES = 48

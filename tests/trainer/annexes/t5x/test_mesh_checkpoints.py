@@ -10,10 +10,11 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer import convert
+from trainer.annexes.t5x import mesh
+from trainer.checkpoints import layout, stored
 from trainer.config.presets import model_preset
 from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
-from trainer.t5x import layout, mesh, read
 
 STEP = 524_288
 # The names that the older and the newer releases give to norms, in layers and at the end.
@@ -126,8 +127,8 @@ def test_every_byte_and_the_moments_are_read(tmp_path):
     variables[theirs] = variables[theirs].astype(ml_dtypes.bfloat16)
     variables["global_step"] = np.int64(STEP)
     prefix = save(tmp_path / "mesh", variables)
-    checkpoint = read.load(str(tmp_path / "mesh"))
-    assert checkpoint.path == prefix == read.find(f"{prefix}.index")
+    checkpoint = stored.load(str(tmp_path / "mesh"))
+    assert checkpoint.path == prefix == stored.find(f"{prefix}.index")
     assert checkpoint.step == STEP
     query = "encoder/layers_0/attention/query/kernel"
     names = {"token_embedder/embedding": table, query: theirs, "encoder/encoder_norm/scale": norm}
@@ -193,11 +194,11 @@ def test_damage_and_foreign_variables_are_named(tmp_path):
     one = {"shared/embedding": np.arange(8, dtype="f4").reshape(4, 2)}
     prefix = save(tmp_path / "a", {**one, "decoder/experts/wi": np.zeros(3, "f4")})
     with pytest.raises(UserError, match="no counterpart for the variable decoder/experts/wi"):
-        read.load(prefix)
+        stored.load(prefix)
     prefix = save(tmp_path / "b", one)
     data = tmp_path / "b" / f"model.ckpt-{STEP}.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1] + b"?")
-    tensor = read.load(prefix).parameters["token_embedder/embedding"]
+    tensor = stored.load(prefix).parameters["token_embedder/embedding"]
     with pytest.raises(UserError, match=r"shared/embedding in .* is damaged"):
         tensor.whole()
     index = tmp_path / "b" / f"model.ckpt-{STEP}.index"
@@ -205,4 +206,4 @@ def test_damage_and_foreign_variables_are_named(tmp_path):
     for damaged in (whole[:20], whole[:10] + b"?" + whole[11:]):
         index.write_bytes(damaged)
         with pytest.raises(UserError, match="is not the index of a TensorFlow checkpoint"):
-            read.load(prefix)
+            stored.load(prefix)

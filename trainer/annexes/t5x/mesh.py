@@ -10,12 +10,13 @@ Source: tensorflow/mesh, `transformer/` and `optimize.AdafactorOptimizer`; T5X,
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer.t5x import tensor_bundle
-from trainer.t5x.tensors import Tensor
+from trainer.annexes.t5x import tensor_bundle
+from trainer.checkpoints import layout
+from trainer.checkpoints.stored import NO_STEP, Checkpoint
+from trainer.checkpoints.tensors import Tensor
 
 _INDEX = re.compile(r"model\.ckpt-(\d+)\.index")
 _STEP = "global_step"
@@ -36,29 +37,21 @@ _ATTENTION = r"(SelfAttention|MDHA|EncDecAttention)"
 _TABLE = "relpos_bias/rel_embedding"
 
 
-class Found(NamedTuple):
-    """A Mesh TensorFlow checkpoint, like `read.Checkpoint`; `step` is None if not recorded."""
-
-    step: int | None
-    parameters: dict[str, Tensor]
-    moments: dict[str, dict[str, Tensor]]
-
-
-def prefix_of(path: str) -> str | None:
+def find(path: str) -> str | None:
     """Returns the prefix of the checkpoint at `path` (with or without ".index"), or None."""
     prefix = path.removesuffix(tensor_bundle.SUFFIX)
     is_one = not path.endswith("/") and files.exists(prefix + tensor_bundle.SUFFIX)
     return prefix if is_one else None
 
 
-def prefixes(folder: str) -> dict[int, str]:
+def checkpoints(folder: str) -> dict[int, str]:
     """Returns the prefixes of a folder's checkpoints by ascending step."""
     found = filter(None, map(_INDEX.fullmatch, files.list_names(folder)))
     steps = sorted(int(match[1]) for match in found)
     return {step: files.join(folder, f"model.ckpt-{step}") for step in steps}
 
 
-def load(prefix: str) -> Found:
+def load(prefix: str) -> Checkpoint:
     """Opens a checkpoint and reads names, shapes and dtypes."""
     variables = tensor_bundle.load(prefix)
     stored = variables.pop(_STEP, None)
@@ -85,13 +78,12 @@ def load(prefix: str) -> Found:
         if len(shape) == 2 and shape[0] == shape[1] and {"v_row", "v_col"} <= kept.keys():
             # If both axes are equal, Mesh treats the first as the larger, T5X the second.
             kept["v_row"], kept["v_col"] = kept["v_col"], kept["v_row"]
-    step = int(stored.whole()) if stored else None
+    step = int(stored.whole()) if stored else NO_STEP
     shared = _shared_tables(parameters)
-    return Found(
-        step,
-        {shared.get(name, name): value for name, value in parameters.items()},
-        {shared.get(name, name): kept for name, kept in moments.items()},
-    )
+    parameters = {shared.get(name, name): value for name, value in parameters.items()}
+    moments = {shared.get(name, name): kept for name, kept in moments.items()}
+    parts = layout.unstacked(parameters, moments)
+    return Checkpoint(prefix, step, parameters, parts=parts)
 
 
 def _layers(names: list[str]) -> dict[str, int]:

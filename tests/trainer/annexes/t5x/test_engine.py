@@ -18,8 +18,11 @@ from tests.support import runs
 from tests.support.processes import completed
 from tests.support.runs import program_of, stub
 from tests.support.trees import assert_close, assert_equal
-from trainer import export_t5x
+from trainer.annexes.t5x import engine, export_t5x, write
+from trainer.annexes.t5x import layout as t5x_layout
+from trainer.checkpoints import layout, stored
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.checkpoints.tensors import held
 from trainer.config import save_config
 from trainer.engine.program import Program
 from trainer.engine.step import make_gradients
@@ -32,8 +35,6 @@ from trainer.model.transformer import (
 from trainer.optim.optimizer import learning_rate_schedule, optimizer_of
 from trainer.starting import init_from
 from trainer.starting.resume import start
-from trainer.t5x import engine, layout, read, write
-from trainer.t5x.tensors import held
 
 pytestmark = pytest.mark.tensorflow
 
@@ -57,7 +58,7 @@ def random_state(config):
         {path: held(value(leaf)) for path, leaf in named(tree).items()}
         for tree in (abstract.params, abstract.opt_state)
     )
-    return read.Checkpoint("", STEP, params, state=state, run={})
+    return stored.Checkpoint("", STEP, params, state=state, run={})
 
 
 PER_LAYER = ("--model.position=relative_per_layer", "--model.scan_layers=true")
@@ -86,7 +87,7 @@ def test_written_checkpoints_are_read_back(ours_scanned, scanned, tmp_path):
     ours = random_state(config)
     path = write.write(ours, config, str(tmp_path), scanned)
     assert path == f"{tmp_path}/checkpoint_{STEP}"
-    theirs = read.load(str(tmp_path))
+    theirs = stored.load(str(tmp_path))
     assert theirs.step == STEP
     assert theirs.run is None
     names = theirs.parameters
@@ -108,11 +109,12 @@ def test_moments_are_averaged_where_only_t5x_factors_them(tmp_path):
     config = config_of()
     ours = random_state(config)
     write.write(ours, config, str(tmp_path), scanned=True)
-    moments = read.load(str(tmp_path)).moments["encoder/encoder/mlp/wi_0/kernel"]
+    parts = stored.load(str(tmp_path)).parts
     for layer in range(2):
+        moments = parts[f"encoder/layers_{layer}/mlp/wi_0/kernel"]
         full = ours.state[f"0/v/encoder/layers_{layer}/mlp/wi_0/kernel"].whole()
-        np.testing.assert_array_equal(moments["v_row"].whole()[:, layer], full.mean(1))
-        np.testing.assert_array_equal(moments["v_col"].whole()[layer], full.mean(0))
+        np.testing.assert_array_equal(moments["over 1"].whole(), full.mean(1))
+        np.testing.assert_array_equal(moments["over 0"].whole(), full.mean(0))
 
 
 def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
@@ -135,12 +137,12 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     assert f"{tmp_path}/out/checkpoint_3: 52 parameters of t5_1_1_tiny" in output
     assert "step_offset = 3" in output
     assert export_t5x.main(flags) == 0
-    written = read.load(f"{tmp_path}/out")
+    written = stored.load(f"{tmp_path}/out")
     assert written.step == 4
     name = "encoder/layers_0/mlp/wo/kernel"
     expected = state.params["encoder"]["layers_0"]["mlp"]["wo"]["kernel"]
     np.testing.assert_array_equal(written.parameters[name].whole(), expected)
-    assert not written.moments[name]["v"].whole().any()
+    assert not written.parts[name]["v"].whole().any()
     with pytest.raises(UserError, match="has no checkpoint of step 5; it has"):
         export_t5x.main([*flags, "--step=5"])
 
@@ -152,7 +154,7 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
 def test_unsupported_models_are_rejected(preset, scanned, message, tmp_path):
     config = config_of(preset=preset)
     with pytest.raises(UserError, match=message):
-        write.write(read.Checkpoint("", 1, {}, run={}), config, str(tmp_path), scanned)
+        write.write(stored.Checkpoint("", 1, {}, run={}), config, str(tmp_path), scanned)
 
 
 def test_every_unsupported_setting_is_named():
@@ -263,7 +265,9 @@ def test_both_engines_make_the_same_updates(text_cache, tmp_path):
     accuracy = scalars("training_eval/*", "accuracy")
     assert accuracy[20] == pytest.approx(validation["accuracy"], abs=1e-6)
     # Their states are the same too, in T5X's checkpoint and in ours.
-    one, other = (values(read.load(f"{tmp_path}/{name}/checkpoint_20")) for name in ("t5x", "ours"))
+    one, other = (
+        values(stored.load(f"{tmp_path}/{name}/checkpoint_20")) for name in ("t5x", "ours")
+    )
     assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
@@ -354,7 +358,8 @@ def as_checkpoint(state):
         parameter, _, kind = name.rpartition("/")
         moments.setdefault(parameter, {})[kind] = held(array)
     parameters = {name: held(array) for name, array in named(state.params).items()}
-    return read.Checkpoint("a run of T5X", int(state.step), parameters, moments)
+    parts = t5x_layout.unstacked(parameters, moments)
+    return stored.Checkpoint("a run of T5X", int(state.step), parameters, parts=parts)
 
 
 @pytest.mark.filterwarnings("ignore:jax.experimental.pjit:DeprecationWarning")

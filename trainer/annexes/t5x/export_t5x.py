@@ -1,6 +1,6 @@
 """Writes a checkpoint that T5X can restore.
 
-    python -m trainer.export_t5x --model_dir=DIR --output=DIR [--step=N] [--scan_layers]
+    palimpsest export_t5x --model_dir=DIR --output=DIR [--step=N] [--scan_layers]
 
 OUTPUT/checkpoint_STEP has parameters, Adafactor's state and the step in T5X's format. T5X can
 restore it, or resume from it if OUTPUT is its MODEL_DIR.
@@ -26,16 +26,16 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Writes the checkpoint and prints what it holds."""
-    from trainer.checkpoints import metadata
+    from trainer.annexes.t5x import write
+    from trainer.checkpoints import metadata, stored
     from trainer.config import load_config
-    from trainer.t5x import read, write
 
     metadata.check_folder(flags.output, "--output")
     path = flags.model_dir
     config, _ = load_config(path)
     if flags.step is not None:
-        path = read.chosen(path, flags.step)
-    checkpoint = read.load(path)
+        path = stored.chosen(path, flags.step)
+    checkpoint = stored.load(path)
     written = write.write(checkpoint, config, flags.output, flags.scan_layers)
     model = config.model
     print(
