@@ -32,8 +32,6 @@ _CORE: dict[str, dict[str, str]] = {
         "generate": "trainer.generate",
         "fill": "trainer.fill",
         "export": "trainer.export",
-        "convert": "trainer.convert",
-        "trim": "trainer.trim",
     },
 }
 

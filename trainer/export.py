@@ -54,7 +54,7 @@ class Flags:
 
 def run(flags: Flags) -> int:
     """Exports; returns 1 if transformers computes different results."""
-    from trainer.conversion import exporting
+    from trainer.exporting import exporting
 
     if flags.push_to:
         exporting.check_push(flags.push_to)

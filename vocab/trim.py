@@ -3,8 +3,7 @@
     python -m vocab.trim --vocabulary=mt5-small --corpus='parquet:ro/*.parquet' --output=DIR
 
 Writes the smaller vocabulary, of the same kind and with the same special ids, report.json,
-manifest.json and id_map.json, which maps each old id to its new id or null. trainer.trim cuts a
-model along with its vocabulary.
+manifest.json and id_map.json, which maps each old id to its new id or null.
 """
 
 import dataclasses

@@ -14,8 +14,8 @@ from tests.support import runs
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
-from trainer.conversion import exporting
 from trainer.decoding.decoder import Decoded
+from trainer.exporting import exporting
 from trainer.trained import prompts as prompts_module
 from trainer.trained import text
 from trainer.trained.generator import Generator
@@ -316,5 +316,5 @@ def test_an_export_of_a_run_without_its_cache_says_what_to_do(text_cache, tmp_pa
     shutil.copytree(text_cache, cache)
     made = save_run(cache, tmp_path / "model", "t5_1_1_tiny", "--lengths.inputs=64")
     shutil.rmtree(cache.parent)
-    with pytest.raises(UserError, match=r"--cache_dir, or use python -m trainer.convert --from="):
+    with pytest.raises(UserError, match="name its caches with --cache_dir"):
         exporting.export(made, str(tmp_path / "exported"))

@@ -17,3 +17,10 @@ def named(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, 
     """Returns a tree's leaves by path, in the order of `jax.tree.leaves`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
     return {path_name(path): leaf for path, leaf in leaves}
+
+
+def tree_of(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tree of path -> array; the inverse of `named`."""
+    from flax import traverse_util
+
+    return traverse_util.unflatten_dict(arrays, sep="/")

@@ -73,7 +73,6 @@ def test_every_flag_that_is_named_exists():
         ("trainer.annexes.comparing.explain", "model_dir", "step"),
         ("trainer.export", "model_dir", "step"),
         ("trainer.generate", "", "step"),
-        ("trainer.convert", "", "steps"),
     ],
 )
 def test_a_run_or_cache_needs_no_flag_and_a_step_has_two_names(module, name, step):

@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.support import runs
 from tests.support.runs import assert_shared
-from trainer.conversion import card
+from trainer.exporting import card
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.runs import config_of
-from trainer.conversion import card
+from trainer.exporting import card
 
 FLAGS = ("--batch_size=128", "--lengths.inputs=512", "--lengths.targets=128")
 

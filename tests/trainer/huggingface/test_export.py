@@ -23,9 +23,9 @@ from trainer import evaluate, export
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.config.from_flags import build_config
-from trainer.conversion import card, exporting
 from trainer.engine.cost import parameter_count
 from trainer.engine.program import Program
+from trainer.exporting import card, exporting
 from trainer.huggingface import load, model_config, names, parity, tokenizer, weights
 from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare

@@ -1,31 +1,19 @@
 """Tests uploads to a local Hub: branches by step, mistakes in one line, and a lost connection."""
 
-import dataclasses
-import json
-import os
-
 import huggingface_hub
 import numpy as np
 import pytest
 from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
-from tests.support.processes import completed
-from tests.support.runs import command
 from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
-from trainer import convert
-from trainer.config.presets import model_preset
-from trainer.conversion.sources import tree_of
-from trainer.huggingface import configs, hub, names, weights
-from trainer.model.spec import model_spec
-from trainer.model.transformer import parameter_facts
+from trainer.huggingface import hub
 
 # huggingface_hub's own use of httpx.
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
 ]
-FOLDERS = ("checkpoint_1000", "checkpoint_2000")
 
 
 @pytest.fixture
@@ -71,16 +59,11 @@ NO_NAME = "is not a repository name: use OWNER/NAME"
         *((name, TOKEN, NO_NAME) for name in ("owner", "an/own er", "an/owner/x")),
     ],
 )
-def test_mistakes_are_found_before_any_work(
-    server, tmp_path, monkeypatch, repository, token, message
-):
+def test_mistakes_are_found_before_any_work(server, monkeypatch, repository, token, message):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
-    flags = [f"--from={tmp_path}", f"--to={tmp_path}/x", f"--push_to={repository}"]
     with pytest.raises(UserError, match=message) as error:
-        convert.main([*flags, "--format=huggingface"])
+        hub.check(repository)
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="--push_to has no effect on --format=t5x"):
-        convert.main([*flags, "--format=t5x"])
 
 
 def test_refusals_are_one_line(server, tmp_path, monkeypatch):
@@ -111,29 +94,3 @@ def test_a_lost_connection_is_one_line_and_a_rerun_completes(server, tmp_path, m
     hub.push(f"{tmp_path}/a", "an/owner", 1, "message", "")
     assert server.branches["an/owner"] == {"main": held, "step_1": held}
     assert server.puts == 5 - kept
-
-
-def test_the_command_uploads_a_folder_of_checkpoints(tmp_path):
-    """A process of its own, since huggingface_hub reads its environment when it is imported."""
-    model = dataclasses.replace(model_preset("t5_1_1_tiny"), vocab_size=128)
-    facts = parameter_facts(model_spec(model)).items()
-    ones = tree_of({name: np.ones(each.shape, "f4") for name, each in facts})
-    for name in FOLDERS:
-        folder = tmp_path / "in" / name
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(configs.to_config(model, 64)))
-        weights.write(str(folder), names.to_tensors(ones, model, "t5"), 10**9)
-    with HubUploadServer() as server:
-        environment = {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-        flags = (f"--from={tmp_path}/in", f"--to={tmp_path}/out", "--format=huggingface")
-        arguments = command("trainer.convert", *flags, "--dtype=bfloat16", "--push_to=an/owner")
-        done = completed(arguments, env=os.environ | environment)
-        assert done.returncode == 0, done.stderr
-        assert f"uploaded to {server.url}/an/owner/tree/step_2000" in done.stdout
-        branches = server.branches["an/owner"]
-        assert branches["main"] == branches["step_2000"]
-        for name, branch in zip(FOLDERS, ("step_1000", "step_2000"), strict=True):
-            held = {path.name: path.read_bytes() for path in (tmp_path / "out" / name).iterdir()}
-            assert branches[branch] == held
-        assert server.commits[0][2] == "Step 1,000, converted from checkpoint_1000"
-        assert "bit for bit" in server.commits[0][3]

@@ -8,11 +8,9 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
 from tests.support.runs import flags_of
-from trainer import convert, huggingface
-from trainer.config import load_config
+from trainer import huggingface
 from trainer.config.from_flags import RunFlags, configured
 from trainer.decoding.decoder import Decoder, Decoding
-from trainer.huggingface import special_ids
 from trainer.setup import prepare
 from trainer.starting import init_from
 
@@ -21,14 +19,12 @@ pytestmark = pytest.mark.torch
 START, EOS, PAD = 5, 1, 0
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Returns a folder of a small T5 whose decoder begins with id 5."""
+def written(path):
+    """Writes a folder with a small T5 whose decoder begins with id 5, and returns it."""
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("special") / "t5"
     config = T5Config(
         **{"vocab_size": 32_128, "d_model": 32, "d_kv": 16, "num_heads": 2, "d_ff": 64},
         **{"num_layers": 1},
@@ -38,6 +34,11 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("special") / "t5")
+
+
 def changed(folder, tmp_path, name, **fields):
     """Returns a copy of the folder with fields of the file `name` set, or removed if None."""
     copy = tmp_path / "changed"
@@ -45,8 +46,8 @@ def changed(folder, tmp_path, name, **fields):
     for path in folder.iterdir():
         if not (copy / path.name).exists():
             (copy / path.name).write_bytes(path.read_bytes())
-    written = json.loads((copy / name).read_text()) | fields
-    (copy / name).write_text(json.dumps({k: v for k, v in written.items() if v is not None}))
+    found = json.loads((copy / name).read_text()) | fields
+    (copy / name).write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
     return copy
 
 
@@ -109,53 +110,3 @@ def test_another_eos_is_refused(folder, text_cache, tmp_path):
     run = prepared(text_cache, copy)
     with pytest.raises(UserError, match="eos_token_id is 7, 9, but EOS of the run's vocabulary is"):
         init_from.start(run)
-    vocabulary = f"--vocabulary={text_cache.parent.parent}/vocabulary"
-    flags = [f"--from={copy}", f"--to={tmp_path}/to", "--format=huggingface", vocabulary]
-    with pytest.raises(UserError, match=r"eos_token_id is 7, 9, but EOS of .* is 1: name the fold"):
-        convert.main(flags)
-
-
-def test_conversions_write_back_what_they_read(folder, tmp_path, capsys):
-    ids = {"decoder_start_token_id": START, "eos_token_id": 9, "pad_token_id": 3}
-    copy = changed(folder, tmp_path, "config.json", **ids)
-    copy = changed(folder, tmp_path, "generation_config.json", **ids | {"eos_token_id": [7, 9]})
-    places = [copy, tmp_path / "back", tmp_path / "run", tmp_path / "again"]
-    formats = ["huggingface", "palimpsest", "huggingface"]
-    for number, format in enumerate(formats):
-        flags = [f"--from={places[number]}", f"--to={places[number + 1]}", f"--format={format}"]
-        assert not convert.main(flags)
-    for path in (tmp_path / "back", tmp_path / "again" / "checkpoint_0"):
-        written = [
-            json.loads((path / name).read_text())
-            for name in ("config.json", special_ids.GENERATION)
-        ]
-        assert [each["eos_token_id"] for each in written] == [9, [7, 9]]
-        for each in written:
-            assert (each["decoder_start_token_id"], each["pad_token_id"]) == (START, 3)
-    assert load_config(str(tmp_path / "run"))[0].model.start_id == START
-    with pytest.raises(UserError, match="start_id=5: T5X's decoders begin with id 0"):
-        convert.main([f"--from={copy}", f"--to={tmp_path}/t5x", "--format=t5x"])
-
-
-def test_a_decoder_keeps_its_ids_and_gets_no_others(tmp_path):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    ids = {"bos_token_id": 199, "eos_token_id": [200, 201]}
-    config = LlamaConfig(vocab_size=384, num_attention_heads=4, **sizes, **ids)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    assert not convert.main(
-        [f"--from={tmp_path}/llama", f"--to={tmp_path}/back", "--format=huggingface"]
-    )
-    for name in ("config.json", special_ids.GENERATION):
-        written = json.loads((tmp_path / "back" / name).read_text())
-        assert {n: written[n] for n in special_ids.NAMES if n in written} == ids
-
-
-def test_the_step_of_an_exported_folder_is_its_record_s(folder, tmp_path, capsys):
-    (folder / "conversion.json").write_text(json.dumps({"step": 2200}))
-    try:
-        convert.main([f"--from={folder}", f"--to={tmp_path}/run", "--format=palimpsest"])
-    finally:
-        (folder / "conversion.json").unlink()
-    assert (tmp_path / "run" / "checkpoint_2200").is_dir()

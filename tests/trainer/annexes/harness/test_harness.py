@@ -22,11 +22,11 @@ from tests.trainer.conftest import assert_one_line, ended
 from tests.trainer.huggingface.test_export import save_run
 from tests.trainer.test_any_vocabulary import RUNS as KINDS
 from tests.trainer.test_any_vocabulary import built, run_flags
-from trainer import convert, pretrain
+from trainer import pretrain
 from trainer.config.decoding import Decoding
-from trainer.conversion import exporting
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
+from trainer.exporting import exporting
 from trainer.trained import trained_run
 from trainer.trained.generator import Generator
 from trainer.trained.trained_run import vocabulary_of
@@ -279,6 +279,7 @@ def test_vocabularies_without_padding_and_converted_folders(kind, tasks, tmp_pat
     exporting.export(run, exported)
     vocabulary = (f"--vocabulary={path}", "--extra_ids=40")
     given = (f"--from={exported}", f"--to={back}", "--format=palimpsest")
+    convert = pytest.importorskip("trainer.annexes.conversion.convert")
     assert convert.main([*given, *vocabulary]) == 0
     encodes = objective == "span_corruption"
     form = ["--form=targets"] if encodes else []

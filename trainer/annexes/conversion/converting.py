@@ -4,17 +4,21 @@ import dataclasses
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
+from trainer.annexes.conversion import sources, targets, verify
+from trainer.annexes.conversion.sources import Given, Opened
+from trainer.annexes.conversion.targets import Settings
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import chosen_steps
-from trainer.conversion import card, record, sources, targets, verify
-from trainer.conversion.sources import Given, Opened
-from trainer.conversion.targets import Arrays, Settings
 from trainer.data.interface import Run
-from trainer.huggingface import hub
+from trainer.exporting import card, folder, record, token_ids
+from trainer.exporting.folder import Arrays
+from trainer.huggingface import configs, hub
+from trainer.model.config import ModelConfig
 
 
 class Converted(NamedTuple):
@@ -110,15 +114,15 @@ def _write(
         plain = targets.values(opened, "float32")
         logits = verify.logits(opened.source.path, opened.model.config, plain)
     if settings.format == targets.HUGGING_FACE:
-        model, folded = targets.for_transformers(opened.model.config, arrays)
+        model, folded = folder.for_transformers(opened.model.config, arrays)
         plain_model = opened.model._replace(config=model)
-        written = targets.to_transformers(partial, plain_model, folded, settings)
+        written = folder.to_transformers(partial, plain_model, folded, settings)
         count = verify.transformers_arrays(partial, model, written["model_type"], folded)
         logits = verify.logits(partial, opened.model.config, arrays)
         checks = (*_checks(count, logits), *_ids(partial, written, settings))
         source = os.path.basename(opened.source.path.rstrip("/"))
         has_tokenizer = bool(settings.vocabulary and not settings.vocabulary.is_registered)
-        text = card.converted_card(model, name, source, opened.step, checks, has_tokenizer)
+        text = _card(model, name, source, opened.step, checks, has_tokenizer)
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
         return checks
     if run:
@@ -144,17 +148,34 @@ def _require_compared(path: str, checks: tuple[str, ...], settings: Settings) ->
             )
 
 
-def _ids(folder: str, written: dict[str, Any], settings: Settings) -> tuple[str, ...]:
+def _ids(path: str, written: dict[str, Any], settings: Settings) -> tuple[str, ...]:
     """Returns the check of the written tokenizer; none if there is none."""
     vocabulary = settings.vocabulary
     if not vocabulary or vocabulary.is_registered:
         return ()
     if importlib.util.find_spec("transformers") is None:
         return ("ids: not compared: the package transformers is not installed",)
-    match = verify.token_ids(folder, written, vocabulary, verify.texts_of_pieces(vocabulary))
-    return (f"ids: {verify.ids_compared(match)}",)
+    match = token_ids.compare(path, written, vocabulary, verify.texts_of_pieces(vocabulary))
+    return (f"ids: {token_ids.described(match)}",)
 
 
 def _checks(count: int, logits: str) -> tuple[str, ...]:
     arrays = f"{count} parameters equal the source's bit for bit, in the stored precision"
     return (arrays, f"logits: {logits}") if logits else (arrays,)
+
+
+def _card(
+    model: ModelConfig, name: str, source: str, step: int, checks: Sequence[str], tokenizer: bool
+) -> str:
+    """Returns a converted model's README.md, whose example calls the model `name`."""
+    lines = [
+        *card.head(model, {}),
+        f"# {name}",
+        "",
+        f"{source}, after {step:,} updates, converted with Palimpsest.",
+        "",
+    ]
+    if tokenizer:
+        lines += [*card.example(model, name, model.family in configs.OF_CUSTOM_CODE), ""]
+    lines += ["## Checked on conversion", "", *(f"- {check}." for check in checks)]
+    return "\n".join(lines) + "\n"

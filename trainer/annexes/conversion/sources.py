@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from tasks import annexes
 from tasks.storage import files
@@ -16,9 +16,10 @@ from trainer.checkpoints.stored import NO_STEP, Checkpoint
 from trainer.checkpoints.tensors import held
 from trainer.config import Config, fields, from_flags
 from trainer.config.presets import model_preset
-from trainer.conversion.record import recorded
 from trainer.data import features
-from trainer.huggingface import special_ids, weights
+from trainer.exporting.folder import Model
+from trainer.exporting.record import recorded
+from trainer.huggingface import weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.starting import init_from
@@ -67,15 +68,6 @@ class Given:
         """The flags that name the model."""
         preset = ["--preset"] if self.preset else []
         return preset + [each.FLAG for each in self.described if each.files]
-
-
-class Model(NamedTuple):
-    """A model without scanned layers."""
-
-    config: ModelConfig
-    name: str  # its preset, or the file that describes it
-    positions: int  # length of the longest training row, if known
-    ids: special_ids.Ids = {}  # the special ids that a transformers folder names
 
 
 class Opened(NamedTuple):
@@ -231,10 +223,3 @@ def _beside(path: str, names: Sequence[str]) -> tuple[str, ...]:
 
 def _unscanned(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, scan_layers=False)
-
-
-def tree_of(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Converts path -> array to a tree."""
-    from flax import traverse_util
-
-    return traverse_util.unflatten_dict(arrays, sep="/")

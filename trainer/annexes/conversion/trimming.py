@@ -11,9 +11,9 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 from tasks.vocabulary_changes import rows, trimming, usage
-from trainer.conversion import targets, verify
-from trainer.conversion.sources import Opened
-from trainer.conversion.targets import Settings
+from trainer.annexes.conversion import targets, verify
+from trainer.annexes.conversion.sources import Opened
+from trainer.annexes.conversion.targets import Settings
 from trainer.huggingface.tokenizer import TOKENIZER_CONFIG, Roles
 from trainer.starting import vocabulary_change
 

@@ -9,20 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from tasks import annexes
 from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
-from tasks.terminal.programs import program
 from tasks.vocabulary import PAIR_BORDER, Vocabulary
 from trainer.checkpoints import stored
 from trainer.config import load_config
-from trainer.conversion import card, record, targets, verify
-from trainer.conversion.sources import Model
-from trainer.conversion.targets import Settings
-from trainer.conversion.verify import NotEqual
 from trainer.data import features
 from trainer.data.features import Batch
 from trainer.data.interface import Run
+from trainer.exporting import card, folder, record, token_ids
+from trainer.exporting.folder import Model, Settings
 from trainer.huggingface import configs, hub, parity, require_packages, weights
+from trainer.huggingface.folder_parity import NotEqual
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match, Roles
 from trainer.model.layers import unstack_layers
@@ -68,7 +67,7 @@ def export(
     step, params = trained_run.restore(run, step, vocabulary, average)
     name = os.path.basename(target)
     with files.naming_full_disk(target), whole_folder.written(target) as partial:
-        settings = Settings(targets.HUGGING_FACE, vocabulary=vocabulary, shard_bytes=shard_bytes)
+        settings = Settings(vocabulary=vocabulary, shard_bytes=shard_bytes)
         parity, match = _write(partial, run, params, settings)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
         text = card.model_card(run, step, name, parity, match, custom, facts or {}, average)
@@ -95,11 +94,9 @@ def _notes(path: str) -> str:
 
 def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     config, _ = load_config(model_dir)
+    advice = annexes.advice("export_without_data")
     if not config.task:
-        raise UserError(
-            f"{model_dir} was converted and has no data to compare logits on: use "
-            f"{program('trainer.convert')} --from={model_dir} --format=huggingface"
-        )
+        raise UserError(f"{model_dir} was converted and has no data to compare logits on{advice}")
     reason = configs.refusal(config.model, custom_code)
     if reason:
         raise UserError(f"{model_dir} cannot be exported to transformers: {reason}")
@@ -107,8 +104,7 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     if isinstance(run.data, trained_run.NoData):
         raise UserError(
             f"{model_dir} cannot be exported without data to compare logits on: name its caches "
-            f"with --cache_dir, or use {program('trainer.convert')} --from={model_dir} "
-            "--format=huggingface"
+            f"with --cache_dir{advice}"
         )
     if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
         raise UserError(
@@ -133,7 +129,7 @@ def _target(output: str) -> str:
     return target
 
 
-def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Parity, Match | None]:
+def _write(path: str, run: Run, params: Any, settings: Settings) -> tuple[Parity, Match | None]:
     model, vocabulary = run.config.model, settings.vocabulary
     assert vocabulary is not None
     if model.architecture == "encoder":
@@ -144,18 +140,18 @@ def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Pari
     positions = features.longest_row(run.config)
     params = jax.tree.map(np.asarray, params)
     plain = named_arrays(unstack_layers(params) if model.scan_layers else params)
-    exported, arrays = targets.for_transformers(model, plain)
-    written = targets.to_transformers(
-        folder, Model(exported, run.config.preset, positions), arrays, settings
+    exported, arrays = folder.for_transformers(model, plain)
+    written = folder.to_transformers(
+        path, Model(exported, run.config.preset, positions), arrays, settings
     )
-    theirs = parity.their_logits(parity.their_model(folder, written))
+    theirs = parity.their_logits(parity.their_model(path, written))
     found = parity.compare(parity.our_logits(model, params), theirs, _rows(run))
     if not found.holds:
         raise NotEqual(f"transformers computes different logits: {found}; nothing was written")
 
     if vocabulary.is_registered:
         return found, None
-    match = verify.token_ids(folder, written, vocabulary, _texts(run, vocabulary))
+    match = token_ids.compare(path, written, vocabulary, _texts(run, vocabulary))
     return found, match
 
 
@@ -227,4 +223,4 @@ def compared(match: Match | None) -> str:
     """Describes the comparison of the tokenizers."""
     if match is None:
         return "none: the vocabulary is a class in --task_module; vocabulary.json has its pieces"
-    return verify.ids_compared(match)
+    return token_ids.described(match)

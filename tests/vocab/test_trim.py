@@ -1,4 +1,4 @@
-"""Models cut to the pieces of a language: rows, logits, tokenizer; and the vocabulary alone."""
+"""Vocabularies cut to the pieces of a language."""
 
 import json
 
@@ -9,20 +9,21 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary_changes import trimming, usage
 from tests.support import small_tokenizers
-from tests.trainer.huggingface.conftest import Exported
-from trainer import trim
-from trainer.huggingface import model_config, tokenizer
 from vocab import trim as vocab_trim
-from vocab.train import add_sentinels
 
 KEPT = "the list of items is the one that the command reads from the file"
 
 
-@pytest.fixture
-def corpus(tmp_path):
+def written(tmp_path):
+    """Writes a corpus and returns its SPEC."""
     lines = [json.dumps({"id": str(n), "text": f"{KEPT} {n % 2}"}) for n in range(9)]
     (tmp_path / "kept.jsonl").write_text("\n".join(lines))
     return f"json:{tmp_path}/kept.jsonl"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return written(tmp_path)
 
 
 def loaded(folder, kind):
@@ -98,57 +99,6 @@ def test_the_vocabulary_alone(tmp_path, corpus, capsys):
     with pytest.raises(UserError, match="holds other files"):
         vocab_trim.main([*flags[:2], f"--output={tmp_path}/bert"])
     assert (tmp_path / "bert" / "tokenizer.json").read_bytes() == before
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("kind", ["mt5", "gpt2"])
-def test_a_model_is_cut_by_one_command(kind, tmp_path, corpus, capsys):
-    from transformers import AutoTokenizer
-
-    source = Exported("t5_1_1" if kind == "mt5" else "gpt2", tmp_path / "model")
-    if kind == "mt5":
-        written = {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
-        source.write({**source.written, **written}, source.tensors)
-        lines = " ".join(small_tokenizers.documents(60)).splitlines()
-        small_tokenizers._model(tmp_path / "sp", lines, "m", size=370, pad_id=0, eos_id=1, unk_id=2,
-                                bos_id=-1)  # fmt: skip
-        base = vocabulary.from_bytes(add_sentinels((tmp_path / "sp" / "m.model").read_bytes(), 10))
-        (tmp_path / "model" / "spiece.model").write_bytes(base.model)
-    else:
-        path = small_tokenizers.gpt2(tmp_path / "bpe", small_tokenizers.documents(60), 370)
-        base = vocabulary.load(path)
-        tokenizer.write(str(source.folder), base, tokenizer.Roles("<|endoftext|>", ends=False))
-    flags = [f"--from={tmp_path}/model", f"--corpus={corpus}", f"--to={tmp_path}/small"]
-    assert trim.main(flags) == 0
-    said = capsys.readouterr().out
-    assert "logits of the kept pieces differ from the source's by at most 0.0e+00" in said
-    small = model_config(str(tmp_path / "small"))
-    left = vocabulary.load(f"{tmp_path}/small")
-    assert left.size <= small.vocab_size < left.size + 128
-    written = json.loads((tmp_path / "small" / "config.json").read_text())
-    assert written["model_type"] == kind
-    assert written["eos_token_id"] == left.special.eos
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "small")
-    assert theirs(KEPT, add_special_tokens=False)["input_ids"] == left.encode([KEPT])[0].tolist()
-    assert trim.main(flags) == 0
-    assert "is there already" in capsys.readouterr().out
-
-
-def test_mistakes_are_named(tmp_path, corpus, exported):
-    model = exported("t5_1_1")
-    flags = [f"--from={model.folder}", f"--corpus={corpus}", f"--to={tmp_path}/small"]
-    with pytest.raises(UserError, match="its vocabulary is unknown because there is no"):
-        trim.main(flags)
-    small_tokenizers.bert(tmp_path / "bert", small_tokenizers.documents(30), size=390)
-    with pytest.raises(UserError, match=r"has 384 rows, but the vocabulary .* 390 ids"):
-        trim.main([*flags, f"--vocabulary={tmp_path}/bert"])
-    with pytest.raises(UserError, match="--extra_ids has no effect without --vocabulary"):
-        trim.main([*flags, "--extra_ids=3"])
-    (tmp_path / "empty.jsonl").write_text('{"id": "1", "text": ""}')
-    small_tokenizers.bert(tmp_path / "less", small_tokenizers.documents(30), size=300)
-    with pytest.raises(UserError, match="has no text: name one"):
-        trim.main([flags[0], f"--corpus=json:{tmp_path}/empty.jsonl", flags[2],
-                   f"--vocabulary={tmp_path}/less"])  # fmt: skip
 
 
 def test_without_an_eos_and_with_a_template_of_its_own(tmp_path, corpus):

@@ -1,9 +1,9 @@
 """Cuts a model and its vocabulary to what a corpus needs.
 
-    python -m trainer.trim --from=mt5-small --corpus='parquet:ro/*.parquet' --to=mt5-small-ro
+    palimpsest trim --from=mt5-small --corpus='parquet:ro/*.parquet' --to=mt5-small-ro
 
 The rows of kept pieces stay unchanged in the embedding and the logits, as do all other parameters,
-so kept pieces have the source's logits. The result is checked as in trainer.convert.
+so kept pieces have the source's logits. The result is checked as in palimpsest convert.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class Flags:
 
     source: str = field(
         REQUIRED,
-        "the model, as in trainer.convert: a folder of transformers, a checkpoint of this trainer "
-        "or of T5X, or a folder of checkpoints, whose newest is used",
+        "the model, as in palimpsest convert: a folder of transformers, a checkpoint of this "
+        "trainer or of T5X, or a folder of checkpoints, whose newest is used",
         name="from",
         metavar="PATH",
     )
@@ -60,19 +60,19 @@ def run(flags: Flags) -> int:
     if files.is_remote(flags.to):
         raise UserError(f"--to={flags.to}: give a local folder")
 
-    from trainer.conversion import converting, sources, targets, trimming
-    from trainer.conversion.verify import NotEqual
+    from trainer.annexes.conversion import converting, sources, targets, trimming
+    from trainer.annexes.conversion.verify import NotEqual
 
     given = sources.Given(flags.preset)
     opened = sources.opened(sources.find(flags.source)[0][-1], given)
     own = targets.HUGGING_FACE if opened.source.transformers else targets.OURS
-    settings = targets.Settings(flags.format or own)
+    settings = targets.Settings(format=flags.format or own)
     target = os.path.abspath(files.local_path(flags.to))
     try:
         made, settings = trimming.cut(flags, opened, settings)
         converting.write(made, target, settings.format != targets.HUGGING_FACE, settings)
     except NotEqual as error:
-        print(f"trainer.trim: {error}", file=sys.stderr)
+        print(f"palimpsest trim: {error}", file=sys.stderr)
         return _EXIT_NOT_EQUAL
     return 0
 

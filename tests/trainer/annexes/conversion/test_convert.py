@@ -16,12 +16,12 @@ from tests.support import t5x_files
 from tests.support.runs import command, done, run_of, start
 from tests.support.small_tokenizers import without_sentinels
 from tests.support.trees import assert_equal
-from trainer import convert, fill, generate, huggingface
+from trainer import fill, generate, huggingface
+from trainer.annexes.conversion import convert, sources, verify
 from trainer.checkpoints import layout, stored
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
 from trainer.config.presets import model_preset
-from trainer.conversion import sources, verify
 from trainer.engine.program import Program
 from trainer.model.paths import named
 from trainer.setup import prepare
@@ -125,7 +125,7 @@ def test_a_rerun_makes_what_is_missing_only(t5x, tmp_path, capsys):
 def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
     target = tmp_path / "t5x"
     flags = f"--from={t5x}", f"--to={target}", "--format=t5x", PRESET
-    with start(command("trainer.convert", *flags)) as process:
+    with start(command("trainer.annexes.conversion.convert", *flags)) as process:
         while not (target / "checkpoint_1000").exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -134,7 +134,7 @@ def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
     assert 1000 in finished
     for step in finished:
         assert_equal(arrays(target / f"checkpoint_{step}"), sound(STEPS.index(step)))
-    again = done(command("trainer.convert", *flags))
+    again = done(command("trainer.annexes.conversion.convert", *flags))
     assert again.stdout.count("is there already") == len(finished)
     assert sorted(path.name for path in target.iterdir()) == [f"checkpoint_{s}" for s in STEPS]
 

@@ -2,27 +2,19 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from tasks.storage import files
-from tasks.terminal import extras
 from tasks.vocabulary import BYTE, Vocabulary
 from trainer.checkpoints import layout, stored
-from trainer.conversion.sources import tree_of
-from trainer.huggingface import configs, names, parity, special_ids, tokenizer, weights
+from trainer.huggingface import names, parity, special_ids, weights
 from trainer.huggingface.folder_parity import NOT_COMPARED as NOT_COMPARED
 from trainer.huggingface.folder_parity import NotEqual, random_batch
 from trainer.huggingface.folder_parity import logits as logits
-from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
+from trainer.model.paths import tree_of
 
-# Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
-# legitimately differ on rare characters (see `tokenizer`); a larger share means that the normaliser
-# or the model differs.
-_DIFFERENT_TEXTS = 0.1
 # Number of texts made of pieces, and pieces per text.
 _TEXTS, _TEXT_PIECES = 200, 64
 
@@ -62,29 +54,6 @@ def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
         raise NotEqual(f"{name} differs from its source; nothing was written")
 
 
-def token_ids(
-    folder: str, written: Mapping[str, Any], vocabulary: Vocabulary, texts: Sequence[str]
-) -> Match:
-    """Compares a transformers folder's tokenizer, whose config.json is `written`, on texts.
-
-    Raises NotEqual if it gives other ids than the vocabulary's library for too many of them.
-    """
-    extras.check_triton("transformers")
-    from transformers import AutoTokenizer
-
-    trusted = written["model_type"] == configs.CUSTOM or None
-    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
-    match = tokenizer.compare(theirs, vocabulary, texts)
-    allowed = _DIFFERENT_TEXTS if vocabulary.is_sentencepiece else 0
-    if match.other > allowed * match.texts:
-        raise NotEqual(
-            f"the written tokenizer.json and {match.library} give different ids for "
-            f"{len(match.different)} of {match.texts} texts, the first "
-            f"{match.different[0][:60]!r}; nothing was written"
-        )
-    return match
-
-
 def texts_of_pieces(vocabulary: Vocabulary) -> list[str]:
     """Returns texts of pieces drawn with a fixed seed, for a model without data."""
     random, ids = np.random.default_rng(0), vocabulary.ids.random_ids
@@ -92,17 +61,6 @@ def texts_of_pieces(vocabulary: Vocabulary) -> list[str]:
     ids = ids[ids < len(kinds)]
     ids = ids[kinds[ids] != BYTE]  # alone, a byte is not a character
     return [vocabulary.decode(random.choice(ids, _TEXT_PIECES)) for _ in range(_TEXTS)]
-
-
-def ids_compared(match: Match) -> str:
-    """Describes a comparison of ids."""
-    equal = match.texts - len(match.different)
-    text = f"{equal} of {match.texts} texts have equal ids"
-    if match.ties:
-        text += f", {match.ties} others have ids of equal score"
-    if match.other:
-        text += f", {match.other} have other ids, such as {match.different[0][:60]!r}"
-    return text
 
 
 def kept_logits(

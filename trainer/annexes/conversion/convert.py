@@ -1,6 +1,6 @@
 """Converts checkpoints between T5X, transformers and ours.
 
-    python -m trainer.convert --from=PATH --to=FOLDER --format=huggingface|t5x|palimpsest
+    palimpsest convert --from=PATH --to=FOLDER --format=huggingface|t5x|palimpsest
 
 Formats: T5X, Hugging Face transformers, Mesh TensorFlow (read only) and this trainer's own format.
 PATH is one checkpoint or a folder of them. Each is written under a temporary name, read back, and
@@ -122,24 +122,46 @@ class Flags:
     )
 
 
+def _check(flags: Flags) -> int:
+    """Returns the largest size of a weights file in bytes.
+
+    Raises:
+      UserError: a package is missing, the size cannot be read, or `push_to` is invalid or lacks
+        a token.
+    """
+    from trainer.huggingface import hub, require_packages, weights
+
+    wanted = ["safetensors", "huggingface_hub"] if flags.format == "huggingface" else []
+    wanted += ["sentencepiece", "tokenizers"] if flags.vocabulary else []
+    require_packages(wanted, f"converting to {flags.format}")
+    if flags.push_to:
+        hub.check(flags.push_to)
+    return weights.size(flags.max_shard_size or "5GB")
+
+
 def run(flags: Flags) -> int:
     """Converts; returns 1 if the written model computes different results."""
-    from trainer import conversion
-
-    size = conversion.check(flags.format, flags.vocabulary, flags.max_shard_size, flags.push_to)
+    size = _check(flags)
 
     from tasks import vocabulary
-    from trainer.conversion import converting
-    from trainer.conversion.sources import Given, model_files
-    from trainer.conversion.targets import Settings
-    from trainer.conversion.verify import NotEqual
+    from trainer.annexes.conversion import converting
+    from trainer.annexes.conversion.sources import Given, model_files
+    from trainer.annexes.conversion.targets import Settings
+    from trainer.annexes.conversion.verify import NotEqual
 
     if bool(flags.task) != bool(flags.cache_dir):
         raise UserError("--task and --cache_dir need each other")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
-    form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
     settings = Settings(
-        *(*form, found or None, flags.task, flags.cache_dir), unverified=flags.unverified
+        format=flags.format,
+        dtype=flags.dtype,
+        scanned=flags.scan_layers,
+        custom_code=flags.custom_code,
+        shard_bytes=size,
+        vocabulary=found or None,
+        task=flags.task,
+        cache_dir=flags.cache_dir,
+        unverified=flags.unverified,
     )
     fields = tuple(f"--model.{each}" for each in flags.model.model)
     described = tuple(groups_of_annexes(flags)) or model_files()
@@ -147,7 +169,7 @@ def run(flags: Flags) -> int:
     try:
         converting.convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)
     except NotEqual as error:
-        print(f"trainer.convert: {error}", file=sys.stderr)
+        print(f"palimpsest convert: {error}", file=sys.stderr)
         return _EXIT_NOT_EQUAL
     return 0
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import shutil
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +10,20 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import T5_IDS, Vocabulary
+from tasks.vocabulary import Vocabulary
+from trainer.annexes.conversion.sources import FLAG, Opened
 from trainer.annexes.t5x import write
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.tensors import held
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
-from trainer.conversion import card
-from trainer.conversion.sources import FLAG, Model, Opened, tree_of
 from trainer.data.interface import Run
 from trainer.engine.step import TrainState, zero_metrics
-from trainer.huggingface import configs, folding, names, special_ids, tokenizer, weights
-from trainer.model.config import ModelConfig
-from trainer.model.paths import named
+from trainer.exporting import folder
+from trainer.exporting.folder import Arrays
+from trainer.huggingface import configs, special_ids, tokenizer
+from trainer.model.paths import tree_of
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
@@ -36,32 +34,23 @@ from trainer.trained import trained_run
 HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"
 FORMATS = (HUGGING_FACE, T5X, OURS)
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-# Origins in a converted run's configuration.
+# Origins in a converted run's configuration, which names the command as it was.
 _ORIGINS = dict.fromkeys(("preset", "model.vocab_size"), "trainer.convert")
 
-_GENERATION = special_ids.GENERATION
 
-Arrays = dict[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The format and precision of written checkpoints.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(folder.Settings):
+    """The format of written checkpoints.
 
     `scanned` stacks layers, as T5X's `scalable_t5` does; `custom_code` allows a modelling file for
-    a model that transformers lacks; `unverified` one whose logits are not compared; None for
-    `roles` means the architecture's roles.
+    a model that transformers lacks; `unverified` one whose logits are not compared.
     """
 
     format: str
-    dtype: str = "float32"
     scanned: bool = False
     custom_code: bool = False
-    shard_bytes: int = 5 * 10**9
-    vocabulary: Vocabulary | None = None
     task: str = ""
     cache_dir: str = ""
-    roles: tokenizer.Roles | None = None
     unverified: bool = False
 
 
@@ -109,54 +98,7 @@ def values(opened: Opened, dtype: str) -> Arrays:
     }
 
 
-def for_transformers(model: ModelConfig, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
-    """Folds multipliers away; returns the equivalent transformers model and its parameters."""
-    plain = configs.exportable(model)[0]
-    if plain == model:
-        return model, arrays
-    dtype = next(iter(arrays.values())).dtype
-    wide = {name: array.astype(np.float32) for name, array in arrays.items()}
-    folded = named(folding.fold(tree_of(wide), model))
-    return plain, {name: np.asarray(array).astype(dtype) for name, array in folded.items()}
-
-
-def to_transformers(
-    folder: str, model: Model, arrays: Arrays, settings: Settings
-) -> dict[str, Any]:
-    """Writes a transformers folder without its card; returns the contents of config.json."""
-    config, vocabulary = model.config, settings.vocabulary
-    special = vocabulary.special if vocabulary else T5_IDS
-    named = model.ids.get("config.json", {}).get(special_ids.PAD)
-    if config.architecture == "encoder" and named is not None:
-        special = dataclasses.replace(special, pad=named)
-    written = configs.to_config(config, model.positions, model.name.startswith("mt5"), special)
-    own = card.generation_config(written)
-    # Without a vocabulary, an id that no file names is unknown, except the decoder's start.
-    known = {name for each in model.ids.values() for name in each} | {special_ids.START}
-    if model.ids and not vocabulary:
-        own = {name: value for name, value in own.items() if name in known}
-    ids = {name: {**own, **model.ids.get(name, {})} for name in ("config.json", _GENERATION)}
-    rest = {name: value for name, value in written.items() if name not in special_ids.NAMES}
-    written = {**rest, **ids["config.json"], "dtype": settings.dtype}
-    files.write_json(os.path.join(folder, "config.json"), written)
-    files.write_json(os.path.join(folder, _GENERATION), ids[_GENERATION])
-    tensors = names.to_tensors(
-        tree_of(arrays), config, written["model_type"], special_ids.pad(written)
-    )
-    weights.write(folder, tensors, settings.shard_bytes)
-    if written["model_type"] == configs.CUSTOM:
-        source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
-        shutil.copy(source, folder)
-    if vocabulary:
-        roles = settings.roles or tokenizer.Roles()
-        if config.architecture == "decoder":
-            start = vocabulary.special.starting(config.start_id).start
-            roles = tokenizer.Roles(begins=vocabulary.piece(start), ends=False)
-        tokenizer.write(folder, vocabulary, roles)
-    return written
-
-
-def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> str:
+def to_t5x(path: str, opened: Opened, arrays: Arrays, settings: Settings) -> str:
     """Writes `checkpoint_STEP` to a folder; returns a message about Adafactor's moments."""
     model = dataclasses.replace(opened.model.config, dtype="float32")
     parameters = {
@@ -166,7 +108,7 @@ def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> s
 
     def save(parameters: dict[str, Parts]) -> None:
         dtype = DTYPES[settings.dtype]
-        write.write_parts(parameters, opened.step, model, folder, settings.scanned, dtype=dtype)
+        write.write_parts(parameters, opened.step, model, path, settings.scanned, dtype=dtype)
 
     reset: object = "the source has none"
     if any(len(parts) > 1 for parts in parameters.values()):
@@ -185,7 +127,7 @@ def _moments(reset: object) -> str:
     return "Adafactor's moments are the source's"
 
 
-def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
+def to_ours(path: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
     """Writes a run's `checkpoint_STEP` to a folder; returns a message about Adafactor's moments.
 
     Moments are the source's, or 0; Adafactor's other settings are this trainer's defaults.
@@ -204,7 +146,7 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
         opt_state=init_from.placed(kept, jax.jit(optimizer.init)(params)),
         metrics=zero_metrics(build_model(spec), config),
     )
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpoints(path)
     checkpoints.save(opened.step, state, run)
     checkpoints.close()
     if settings.vocabulary and not settings.task:
@@ -213,13 +155,13 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
     return _moments(reset)
 
 
-def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
+def run_of(path: str, opened: Opened, settings: Settings) -> Run:
     """Returns a converted model's run, with data if `settings` name a task."""
     model = dataclasses.replace(opened.model.config, dtype="float32", attention="auto")
     config = Config(
         preset=opened.model.name,
         model=model,
-        model_dir=folder,
+        model_dir=path,
         task=settings.task,
         cache_dir=settings.cache_dir,
         train_steps=max(Config.train_steps, opened.step),

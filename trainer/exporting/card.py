@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks.cache.filtered import ExcludeRecord, FilterRecord
@@ -17,7 +17,6 @@ from trainer.config import Config, fields
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Data, Run
 from trainer.engine.cost import parameter_count
-from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
@@ -48,12 +47,6 @@ _USE = {
 }
 
 
-def generation_config(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the contents of generation_config.json, given config.json's."""
-    names = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
-    return {name: written[name] for name in names if name in written}
-
-
 def model_card(
     run: Run,
     step: int,
@@ -74,12 +67,12 @@ def model_card(
     training = [*_training(run, step), *([("average of parameters", average)] if average else [])]
     facts = {**facts, "datasets": facts.get("datasets") or _hub_data_sets(run.data)}
     lines = [
-        *_head(config.model, facts, "fine-tuning" if _learns_pairs(run) else "pretraining"),
+        *head(config.model, facts, "fine-tuning" if _learns_pairs(run) else "pretraining"),
         f"# {folder}",
         "",
         _origin(run),
         "",
-        *(_example(config.model, folder, custom_code, _learns_pairs(run)) if match else []),
+        *(example(config.model, folder, custom_code, _learns_pairs(run)) if match else []),
         "",
         "## Training",
         "",
@@ -127,24 +120,7 @@ def _ids_compared(match: Match | None) -> str:
     )
 
 
-def converted_card(
-    model: ModelConfig, folder: str, source: str, step: int, checks: Sequence[str], tokenizer: bool
-) -> str:
-    """Returns a converted model's README.md, whose example calls the model `folder`."""
-    lines = [
-        *_head(model, {}),
-        f"# {folder}",
-        "",
-        f"{source}, after {step:,} updates, converted with Palimpsest.",
-        "",
-    ]
-    if tokenizer:
-        lines += [*_example(model, folder, model.family in configs.OF_CUSTOM_CODE), ""]
-    lines += ["## Checked on conversion", "", *(f"- {check}." for check in checks)]
-    return "\n".join(lines) + "\n"
-
-
-def _head(model: ModelConfig, facts: Mapping[str, Any], tag: str = "pretraining") -> list[str]:
+def head(model: ModelConfig, facts: Mapping[str, Any], tag: str = "pretraining") -> list[str]:
     """Returns the card's YAML header; JSON values are valid YAML."""
     found = {
         "library_name": "transformers",
@@ -156,10 +132,11 @@ def _head(model: ModelConfig, facts: Mapping[str, Any], tag: str = "pretraining"
     return ["---", *lines, "---", ""]
 
 
-def _example(model: ModelConfig, folder: str, custom_code: bool, pairs: bool = False) -> list[str]:
-    kind, example = _USE[model.architecture]
+def example(model: ModelConfig, folder: str, custom_code: bool, pairs: bool = False) -> list[str]:
+    """Returns an example of the model's use, in Markdown."""
+    kind, shown = _USE[model.architecture]
     if pairs:
-        example = _GENERATE.format("s of an input")
+        shown = _GENERATE.format("s of an input")
     trusted = ", trust_remote_code=True" if custom_code else ""
     return [
         "```python",
@@ -167,7 +144,7 @@ def _example(model: ModelConfig, folder: str, custom_code: bool, pairs: bool = F
         "",
         f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
         f'model = {kind.partition(",")[0]}.from_pretrained("{folder}"{trusted})',
-        example,
+        shown,
         "```",
     ]
 

@@ -1,0 +1,1 @@
+"""Conversion of checkpoints between T5X, Mesh TensorFlow, transformers and this trainer."""

@@ -1,0 +1,1 @@
+"""Export of a run's checkpoint to transformers."""
