@@ -130,7 +130,7 @@ def next_command(
 
     Args:
       held_out: whether text was held out.
-      longest: the largest numbers of input and target ids of a pair, without EOS.
+      longest: the largest numbers of input and target ids of a pair, without EOS; 0 for texts.
     """
     on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
     if "prefix" in task.objective.features:
@@ -151,7 +151,7 @@ def next_command(
         *(
             f"--lengths.{side}={most + 1}"
             for side, most in zip(SIDES, longest, strict=True)
-            if most >= getattr(task.lengths, side)
+            if most and most >= getattr(task.lengths, side)
         ),
         *([] if held_out else ["--evaluation.every_steps=0"]),
         *([f"--task_module={options.task_module}"] if options.task_module else []),
