@@ -175,21 +175,23 @@ class Vocabulary:
 
     @functools.cached_property
     def piece_bytes(self) -> np.ndarray:
-        """Int32 [2, size], UTF-8 bytes of the text that each piece adds, and those without spaces.
+        """Int32 [size], UTF-8 bytes of the text that each piece adds, without white space.
 
-        They are 0 for added sentinels and the unknown piece; texts hold no other special pieces.
+        They are 0 for the unknown piece; texts hold no special pieces but sentinels.
         """
         texts: Sequence[str | bytes]
         if isinstance(self.codec, SentencePieceCodec):  # which is faster than to parse its file
             texts = [name.replace(sentencepiece_model.SPACE, " ") for name in self.codec.names()]
         else:
             texts = self.ids.texts
-        raw = [text.encode() if isinstance(text, str) else text for text in texts]
-        raw += [b""] * (self.size - len(raw))
-        found = [(len(text), len(text.replace(b" ", b""))) for text in raw[: self.size]]
-        table = np.array(found, np.int32).T.copy()
+        raw = [
+            "".join(text.split()).encode() if isinstance(text, str) else b"".join(text.split())
+            for text in texts[: self.first_sentinel]
+        ]
+        raw += [sentinel_piece(self.size - 1 - n).encode() for n in range(len(raw), self.size)]
+        table = np.fromiter(map(len, raw), np.int32, self.size)
         if self.special.unk is not None:
-            table[:, self.special.unk] = 0
+            table[self.special.unk] = 0
         return table
 
     @functools.cached_property
@@ -220,6 +222,13 @@ class Vocabulary:
         if isinstance(self.codec, RegisteredCodec):
             return self.codec.try_encode(text)
         return self.codec.encode([text])[0]
+
+    def unknown_text(self, text: str) -> str:
+        """Returns the parts of a text that unknown tokens stand for; all of it if nobody knows."""
+        if self.is_registered:
+            return text
+        spans = self.codec.spans(text)
+        return "".join(part for token, part in spans if token == self.special.unk)
 
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of `ids`; sentinels appear as <extra_id_k>, and padding is omitted."""

@@ -277,5 +277,11 @@ class TokenizersCodec:
             ) from error
         return [np.asarray(each.ids, np.int32) for each in found]
 
+    def spans(self, text: str) -> list[tuple[int, str]]:
+        """Returns the ids of a text, each with the part of the text that it stands for."""
+        found = self.tokenizer.encode(text, add_special_tokens=False)
+        places = zip(found.ids, found.offsets, strict=True)
+        return [(token, text[begin:end]) for token, (begin, end) in places]
+
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
