@@ -73,7 +73,10 @@ def of_texts(
 def after_cut(
     sizes: Sizes, whole: tuple[np.ndarray, np.ndarray], most: int, vocabulary: Vocabulary
 ) -> Sizes:
-    """Returns the sizes of documents whose tokens, in `whole` with their numbers, are cut to `most`.
+    """Returns the sizes of documents after a cut to `most` tokens.
+
+    Args:
+      whole: the tokens before, one document after another, and their numbers.
 
     Unknown tokens of a document are taken to stand for equally much of it.
     """

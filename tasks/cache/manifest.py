@@ -147,8 +147,8 @@ class Shard:
     cut_paragraphs: int | None = None  # number of paragraphs cut from documents; None if none
     edits: dict[str, int] | None = None  # edit made by filters -> number of times; None if none
     unknown_tokens: int | None = None  # None if none, and in caches of older releases
-    # What the vocabulary cannot spell, under "COLUMN WHAT": unknown TOKENS, the BYTES of text behind
-    # them, and the documents whose text they are ALONE; None if there is nothing.
+    # What the vocabulary cannot spell, under "COLUMN WHAT": unknown TOKENS, the BYTES of text that
+    # they stand for, and the documents that hold them ALONE; None if there is nothing.
     lost: dict[str, int] | None = None
 
 
