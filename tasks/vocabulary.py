@@ -333,6 +333,8 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
     if not is_file and not loaded.is_registered:
         if neighbours.are_there(place):
             neighbours.check(place, kind_of(model).pieces(model), loaded.is_sentinel)
+        if configs:
+            neighbours.check_settings(place, model, configs)
         if loaded.is_sentencepiece:
             neighbours.compare_ids(place, loaded.encode, loaded.special.unk)
     return loaded
