@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -260,7 +261,14 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     hours = expected.core_seconds / 3600
     price = options.price_per_vcpu_hour
     dollars = hours * (estimate.DOLLARS_PER_VCPU_HOUR if price is None else price)
+
+    def check() -> None:
+        _check_documents(expected.shards, options.max_quarantined)
+        unknown.check(unknown.share(expected.shards), options.max_unknown, job, loaded)
+
     if options.json:
+        with contextlib.redirect_stdout(sys.stderr):
+            check()
         counts = {
             split: {name: quantity.value for name, quantity in each.items()}
             for split, each in expected.counts.items()
@@ -282,8 +290,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(summary.rules_table(expected.filtered))
-    _check_documents(expected.shards, options.max_quarantined)
-    unknown.check(unknown.share(expected.shards), options.max_unknown, job, loaded)
+    check()
     seconds = (
         f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
     )
