@@ -67,7 +67,7 @@ def test_a_large_share_is_refused(tmp_path, english, flag):
 @pytest.mark.parametrize("flags", [("--dry_run",), ("--dry_run", "--json")])
 def test_a_dry_run_says_it_in_both_forms(tmp_path, english, flags, capfd):
     texts = [*TEXTS, "{a} {b} " * 30]
-    with pytest.raises(UserError, match="cannot spell '{', '}'"):
+    with pytest.raises(UserError, match=r"cannot spell '{', '}'"):
         dry_run(tmp_path, english, texts, "--max_unknown=0.01", *flags)
     with pytest.raises(UserError, match=r"faulty \(\d+ null\)"):
         dry_run(tmp_path, english, [*TEXTS, *[{"text": None}] * 40], *flags)
