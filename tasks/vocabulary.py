@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -384,12 +384,7 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
             f"{name} ends in {own} sentinels of its own: leave out --extra_ids={extra_ids}"
         )
     if not own and sentinel_piece(0) in pieces:
-        raise UserError(
-            f"{name} has {sentinel_piece(0)} as id {pieces.index(sentinel_piece(0))}, and "
-            "sentinels must be the last ids, and that one the very last. In a copy of it, give "
-            "these pieces other names (in tokenizer.json, wherever they occur), and add sentinels "
-            "with --extra_ids; a model trained with the old ones has to learn the new ones"
-        )
+        _refuse_order(name, pieces, pieces.index(sentinel_piece(0)))
     if isinstance(codec, TokenizersCodec):
         codec.check_added()
     if not ends:
@@ -410,6 +405,22 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
     if codec:
         vars(loaded)["codec"] = codec
     return loaded
+
+
+def _refuse_order(name: str, pieces: list[str], first: int) -> NoReturn:
+    """Raises UserError for sentinels that are not the last ids; `first` is that of <extra_id_0>."""
+    says = f"{name} has {sentinel_piece(0)} as id {first}, and sentinels must be the last ids, "
+    if _own_sentinels(pieces[: first + 1]) < 2:
+        raise UserError(
+            f"{says}and that one the very last. In a copy of it, give these pieces other names (in "
+            "tokenizer.json, wherever they occur), and add sentinels with --extra_ids; a model "
+            "trained with the old ones has to learn the new ones"
+        )
+    raise UserError(
+        f"{says}but {pieces[first + 1]} and perhaps others were added after them. Take the "
+        "vocabulary from before that, which spells these in other pieces, or make one that has "
+        "them with vocab.train --user_defined_symbols"
+    )
 
 
 def _own_sentinels(pieces: list[str]) -> int:

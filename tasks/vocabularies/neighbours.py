@@ -107,7 +107,7 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
         instead = ", which has it as a piece like any other" if cuts else instead
         raise UserError(
             f"{files.join(folder, name)} has the token {text}{with_id}, unlike {place}{instead}: "
-            f"texts would be encoded otherwise than by transformers. {_remedy(place, whole)}"
+            f"texts would be encoded otherwise than by transformers. {_remedy(place, text, whole)}"
         )
 
 
@@ -120,19 +120,19 @@ def compare_ids(
     """
     folder = place.rpartition("/")[0] or "."
     ours = encode(_TEXTS)
-    _check_case(place, folder, any(map(_differ, ours, encode([each.lower() for each in _TEXTS]))))
     other = files.join(folder, tokenizer_json.FILE)
-    if not files.exists(other):
-        return
-    model = files.read_bytes(other)
-    lost = tokenizer_json.unknown_id(tokenizer_json.parsed(model, other))
-    theirs = tokenizer_json.TokenizersCodec(model, other).encode(_TEXTS)
+    theirs, lost = ours, unknown
+    if files.exists(other):
+        model = files.read_bytes(other)
+        lost = tokenizer_json.unknown_id(tokenizer_json.parsed(model, other))
+        theirs = tokenizer_json.TokenizersCodec(model, other).encode(_TEXTS)
     for text, mine, found in zip(_TEXTS, ours, theirs, strict=True):
         if not (unknown in mine and lost in found) and _differ(mine, found):
             raise UserError(
                 f"{place} and {other} encode {text!r} differently: they are two vocabularies. "
                 "Name the file to be read"
             )
+    _check_case(place, folder, any(map(_differ, ours, encode([each.lower() for each in _TEXTS]))))
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> bool:
@@ -172,15 +172,15 @@ def _contradiction(place: str, folder: str, said: str) -> UserError:
     )
 
 
-def _remedy(place: str, whole: Mapping[str, Any]) -> str:
-    alone = f"--vocabulary={place} leaves such tokens out, and spells them in other pieces"
+def _remedy(place: str, token: str, whole: Mapping[str, Any]) -> str:
+    alone = f"--vocabulary={place} reads that file alone, and spells such tokens in other pieces"
     added = {_text(each): each["id"] for each in whole.get("added_tokens") or []}
     sentinel = added.get("<extra_id_0>")
     if sentinel is not None and sentinel < max(added.values()):  # which must be the last
         return f"{alone}; vocab.train --user_defined_symbols makes a vocabulary that has them"
-    if whole and not place.endswith(".json"):
+    if token in added and not place.endswith(".json"):
         other = f"{place.rpartition('/')[0] or '.'}/{tokenizer_json.FILE}"
-        return f"--vocabulary={other} reads the other file; {alone}"
+        return f"--vocabulary={other} reads the file that has them; {alone}"
     return alone
 
 

@@ -1,6 +1,7 @@
 """Files of transformers beside a vocabulary: tokens that it does not have are refused."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -200,3 +201,27 @@ def test_a_space_before_texts_that_another_file_asks_for(tmp_path, name, is_read
         return
     with pytest.raises(UserError, match="says add_prefix_space=True"):
         vocabulary.load(str(folder))
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_advice_names_the_other_file_only_if_it_has_the_token(folder, has_it):
+    write(folder, "tokenizer_config.json", {"bos_token": "<ORG>", "eos_token": "</s>"})
+    if has_it:
+        add(folder, {"id": vocabulary.load(str(folder / "spiece.model")).size, **ORG})
+    with pytest.raises(UserError, match="has the token <ORG>") as raised:
+        vocabulary.load(str(folder))
+    advised = re.findall(r"--vocabulary=(\S+)", str(raised.value))
+    names = [path.rpartition("/")[2] for path in advised]
+    assert names == ["tokenizer.json", "spiece.model"][not has_it :]
+    for path in advised:
+        assert vocabulary.load(path)
+
+
+def test_tokens_added_after_sentinels_are_not_a_matter_of_other_names(folder):
+    size = vocabulary.load(str(folder / "spiece.model")).size
+    for number in (2, 1, 0):
+        add(folder, {"id": size + 2 - number, "content": f"<extra_id_{number}>", **FLAGS})
+    assert vocabulary.load(str(folder / "tokenizer.json")).record.sentinels == 3
+    add(folder, {"id": size + 3, **ORG})
+    with pytest.raises(UserError, match=r"but <ORG> and perhaps others were added after them\. T"):
+        vocabulary.load(str(folder / "tokenizer.json"))
