@@ -42,6 +42,18 @@ def _normalised(text: str, vocabulary: Vocabulary) -> int:
     return removed + len("".join(words).encode())
 
 
+def _known(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> dict[int, int]:
+    """Returns number -> bytes that known tokens stand for, of the texts with unknown tokens."""
+    unknown = vocabulary.special.of_unknown_text
+    if unknown is None or not len(places := np.flatnonzero(tokens == unknown)):
+        return {}
+    ends, sizes = np.cumsum(lengths), vocabulary.piece_bytes
+    return {
+        number: int(sizes[tokens[ends[number] - lengths[number] : ends[number]]].sum())
+        for number in np.unique(np.searchsorted(ends, places, "right")).tolist()
+    }
+
+
 def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns int64 sums of consecutive groups of values, which may be empty."""
     until = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
@@ -59,13 +71,7 @@ def of_texts(
       lengths: int64 [texts], tokens of each.
     """
     lost = np.zeros(len(texts), np.int64)
-    unknown = vocabulary.special.of_unknown_text
-    if unknown is None or not len(places := np.flatnonzero(tokens == unknown)):
-        return lost
-    ends = np.cumsum(lengths)
-    for number in np.unique(np.searchsorted(ends, places, "right")).tolist():
-        of_text = tokens[ends[number] - lengths[number] : ends[number]]
-        known = int(vocabulary.piece_bytes[of_text].sum())
+    for number, known in _known(tokens, lengths, vocabulary).items():
         lost[number] = max(_normalised(texts[number].as_py(), vocabulary) - known, 0)
     return lost
 
@@ -92,6 +98,4 @@ def after_cut(
 
 def alone(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> int:
     """Returns the number of documents with unknown tokens and no known ones but white space."""
-    unknown = _sums(tokens == vocabulary.special.of_unknown_text, lengths) > 0
-    known = _sums(vocabulary.piece_bytes[tokens[np.repeat(unknown, lengths)]], lengths[unknown])
-    return int((known == 0).sum())
+    return sum(known == 0 for known in _known(tokens, lengths, vocabulary).values())
