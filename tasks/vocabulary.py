@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -175,21 +175,23 @@ class Vocabulary:
 
     @functools.cached_property
     def piece_bytes(self) -> np.ndarray:
-        """Int32 [2, size], UTF-8 bytes of the text that each piece adds, and those without spaces.
+        """Int32 [size], UTF-8 bytes of the text that each piece adds, without white space.
 
-        They are 0 for added sentinels and the unknown piece; texts hold no other special pieces.
+        They are 0 for the unknown piece; texts hold no special pieces but sentinels.
         """
         texts: Sequence[str | bytes]
         if isinstance(self.codec, SentencePieceCodec):  # which is faster than to parse its file
             texts = [name.replace(sentencepiece_model.SPACE, " ") for name in self.codec.names()]
         else:
             texts = self.ids.texts
-        raw = [text.encode() if isinstance(text, str) else text for text in texts]
-        raw += [b""] * (self.size - len(raw))
-        found = [(len(text), len(text.replace(b" ", b""))) for text in raw[: self.size]]
-        table = np.array(found, np.int32).T.copy()
+        raw = [
+            "".join(text.split()).encode() if isinstance(text, str) else b"".join(text.split())
+            for text in texts[: self.first_sentinel]
+        ]
+        raw += [sentinel_piece(self.size - 1 - n).encode() for n in range(len(raw), self.size)]
+        table = np.fromiter(map(len, raw), np.int32, self.size)
         if self.special.unk is not None:
-            table[:, self.special.unk] = 0
+            table[self.special.unk] = 0
         return table
 
     @functools.cached_property
@@ -220,6 +222,13 @@ class Vocabulary:
         if isinstance(self.codec, RegisteredCodec):
             return self.codec.try_encode(text)
         return self.codec.encode([text])[0]
+
+    def unknown_text(self, text: str) -> str:
+        """Returns the parts of a text that unknown tokens stand for; all of it if nobody knows."""
+        if self.is_registered:
+            return text
+        spans = self.codec.spans(text)
+        return "".join(part for token, part in spans if token == self.special.unk)
 
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of `ids`; sentinels appear as <extra_id_k>, and padding is omitted."""
@@ -324,6 +333,8 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
     if not is_file and not loaded.is_registered:
         if neighbours.are_there(place):
             neighbours.check(place, kind_of(model).pieces(model), loaded.is_sentinel)
+        if configs:
+            neighbours.check_settings(place, model, configs)
         if loaded.is_sentencepiece:
             neighbours.compare_ids(place, loaded.encode, loaded.special.unk)
     return loaded
@@ -373,12 +384,7 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
             f"{name} ends in {own} sentinels of its own: leave out --extra_ids={extra_ids}"
         )
     if not own and sentinel_piece(0) in pieces:
-        raise UserError(
-            f"{name} has {sentinel_piece(0)} as id {pieces.index(sentinel_piece(0))}, and "
-            "sentinels must be the last ids, and that one the very last. In a copy of it, give "
-            "these pieces other names (in tokenizer.json, wherever they occur), and add sentinels "
-            "with --extra_ids; a model trained with the old ones has to learn the new ones"
-        )
+        _refuse_order(name, pieces, pieces.index(sentinel_piece(0)))
     if isinstance(codec, TokenizersCodec):
         codec.check_added()
     if not ends:
@@ -399,6 +405,22 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
     if codec:
         vars(loaded)["codec"] = codec
     return loaded
+
+
+def _refuse_order(name: str, pieces: list[str], first: int) -> NoReturn:
+    """Raises UserError for sentinels that are not the last ids; `first` is that of <extra_id_0>."""
+    says = f"{name} has {sentinel_piece(0)} as id {first}, and sentinels must be the last ids, "
+    if _own_sentinels(pieces[: first + 1]) < 2:
+        raise UserError(
+            f"{says}and that one the very last. In a copy of it, give these pieces other names (in "
+            "tokenizer.json, wherever they occur), and add sentinels with --extra_ids; a model "
+            "trained with the old ones has to learn the new ones"
+        )
+    raise UserError(
+        f"{says}but {pieces[first + 1]} and perhaps others were added after them. Take the "
+        "vocabulary from before that, which spells these in other pieces, or make one that has "
+        "them with vocab.train --user_defined_symbols"
+    )
 
 
 def _own_sentinels(pieces: list[str]) -> int:

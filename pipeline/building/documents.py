@@ -99,6 +99,7 @@ class _Column(NamedTuple):
     spelt: np.ndarray  # int64 [documents], the first special token that it contains; -1 for none
     long: np.ndarray  # bool [documents], is too long
     bytes: np.ndarray  # int64 [documents], UTF-8 bytes
+    sizes: lost_text.Sizes  # of what is kept of each document
     failures: dict[int, str]  # index of a document -> why it cannot be encoded
     kept: dict[str, np.ndarray]  # SENTINELS or SPECIAL_TOKENS -> bool [documents], kept as chosen
 
@@ -129,9 +130,6 @@ def write(
         if edited.any():
             writer.edits[_EDITS[name][choice]] += int(edited.sum())
     text_bytes = int(sum(each.bytes[kept].sum() for each in columns.values()))
-    for name, each in columns.items():
-        sizes_D = np.where(kept & ~each.long, each.bytes, 0)
-        writer.lose(name, lost_text.of_column(each.tokens, each.totals, sizes_D, reader.vocabulary))
     cut = {
         name: int((each.long & kept).sum()) * (limits.too_long == CUT)
         for name, each in columns.items()
@@ -149,6 +147,10 @@ def write(
         left_out = int((~there).sum())
         names = names.filter(arrow.of_mask(there))
         chosen = {name: _of_rows(*each, there) for name, each in chosen.items()}
+    for name, each in columns.items():
+        size, lost = (int(sizes[kept].sum()) for sizes in each.sizes)
+        alone = lost_text.alone(*chosen[name], reader.vocabulary) if lost else 0
+        writer.lose(name, lost_text.Lost(size, lost, alone))
     if writer.unit is Unit.PAIR:
         made: Documents | Pairs = Pairs(names, *chosen["inputs"], *chosen["targets"])
     else:
@@ -237,6 +239,8 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
     tokens, lengths, spelt = tokenize.without_special(reader.vocabulary, tokens, lengths, keeps)
     if len(limits.tokens) > 1:  # the next column overwrites the tokenizer's buffer
         tokens, lengths = tokens.copy(), lengths.copy()
+    lost = _sums(lost_text.of_texts(texts, tokens, lengths, reader.vocabulary), parts)
+    measured = lost_text.Sizes(sizes, lost)
     if len(parts) < len(lengths):
         spelt = np.maximum.reduceat(spelt, np.cumsum(parts) - parts)
         # Drop stretches without tokens, except the first one of a side that has no tokens at all.
@@ -252,10 +256,12 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
             lengths = np.full(int(counts.sum()), most, np.int64)
             lengths[np.cumsum(counts) - 1] = last
         else:
+            if limits.too_long == CUT:
+                measured = lost_text.after_cut(measured, (tokens, lengths), most, reader.vocabulary)
             starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = tokens[np.arange(len(tokens)) - starts < most]
             lengths = np.minimum(lengths, most)
-    return _Column(tokens, lengths, parts, spelt, long, sizes, failures, kept)
+    return _Column(tokens, lengths, parts, spelt, long, sizes, measured, failures, kept)
 
 
 def _parts(text: str, limits: Limits) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -261,7 +262,14 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     price = options.price_per_vcpu_hour
     bill = runner.bill
     dollars = hours * (bill.dollars if price is None else price) if bill else None
+
+    def check() -> None:
+        _check_documents(expected.shards, options.max_quarantined)
+        unknown.check(unknown.share(expected.shards), options.max_unknown, job, loaded)
+
     if options.json:
+        with contextlib.redirect_stdout(sys.stderr):
+            check()
         counts = {
             split: {name: quantity.value for name, quantity in each.items()}
             for split, each in expected.counts.items()
@@ -283,8 +291,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(graph.filtering("table")(expected.filtered))
-    _check_documents(expected.shards, options.max_quarantined)
-    unknown.check(unknown.share(expected.shards), options.max_unknown, job, loaded)
+    check()
     seconds = (
         f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
     )

@@ -1,52 +1,101 @@
-"""The text behind unknown tokens: one may stand for a long run of characters, in SentencePiece."""
+"""The text that unknown tokens stand for: one may be a long run of characters, in SentencePiece.
 
+Sizes are UTF-8 bytes without white space, of texts that the vocabulary has normalised: what
+normalisation changes is not lost.
+"""
+
+import re
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 
-# Key of the counts in a shard, beside the columns' names.
-BYTES = "bytes"
+# Normalisers are slow, and keep the size of ASCII. What follows it may combine with its last one.
+_ASCII = re.compile(rb"[\x00-\x7f]{15,}(?=[\x00-\x7f])")
+_SPACES = b" \t\n\v\f\r"
+
+
+class Sizes(NamedTuple):
+    """Sizes of a column's documents, int64 [documents]."""
+
+    bytes: np.ndarray  # UTF-8 bytes of all text
+    lost: np.ndarray  # those that unknown tokens stand for
 
 
 class Lost(NamedTuple):
-    """The UTF-8 bytes that documents lost, and the number of documents that lost all their text."""
+    """What a column's documents lost, out of `bytes` of text."""
 
     bytes: int
-    documents: int
+    lost: int
+    documents: int  # number of those that lost all their text
 
 
-def of_column(
-    tokens: np.ndarray, totals_D: np.ndarray, bytes_D: np.ndarray, vocabulary: Vocabulary
-) -> Lost:
-    """Returns what the documents of a column lost.
+def _normalised(text: str, vocabulary: Vocabulary) -> int:
+    """Returns the size of a text as the vocabulary normalises it."""
+    raw = text.encode()
+    rest = _ASCII.sub(b" ", raw)
+    removed = len(raw.translate(None, _SPACES)) - len(rest.translate(None, _SPACES))
+    words = vocabulary.codec.normalize(rest.decode()).replace(SPACE, " ").split()
+    return removed + len("".join(words).encode())
 
-    Args:
-      tokens: int32, of all documents, one after another.
-      totals_D: int64 [documents], tokens of each.
-      bytes_D: int64 [documents], UTF-8 bytes of each; 0 leaves a document out.
 
-    Bytes are those that no known token stands for. Normalisation adds or removes a few.
-    """
+def _known(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> dict[int, int]:
+    """Returns number -> bytes that known tokens stand for, of the texts with unknown tokens."""
     unknown = vocabulary.special.of_unknown_text
     if unknown is None or not len(places := np.flatnonzero(tokens == unknown)):
-        return Lost(0, 0)
-    here_D = np.zeros(len(totals_D), bool)
-    here_D[np.searchsorted(np.cumsum(totals_D), places, "right")] = True
-    here_D &= bytes_D > 0
-    if not here_D.any():
-        return Lost(0, 0)
+        return {}
+    ends, sizes = np.cumsum(lengths), vocabulary.piece_bytes
+    return {
+        number: int(sizes[tokens[ends[number] - lengths[number] : ends[number]]].sum())
+        for number in np.unique(np.searchsorted(ends, places, "right")).tolist()
+    }
 
-    def sums(table: np.ndarray, of_D: np.ndarray) -> np.ndarray:
-        """Returns the sum of a table's values for the tokens of some documents."""
-        begins = np.cumsum(totals_D[of_D]) - totals_D[of_D]
-        values = table[tokens[np.repeat(of_D, totals_D)]]
-        return np.add.reduceat(values, begins, dtype=np.int64)
 
-    every, letters = vocabulary.piece_bytes
-    known_H = sums(every, here_D)
-    lost = int(np.maximum(bytes_D[here_D] - known_H, 0).sum())
-    # Documents with more known bytes than tokens have letters besides spaces.
-    here_D[here_D] = known_H <= totals_D[here_D]
-    return Lost(lost, int((sums(letters, here_D) == 0).sum()) if here_D.any() else 0)
+def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns int64 sums of consecutive groups of values, which may be empty."""
+    until = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    ends = np.cumsum(lengths)
+    return until[ends] - until[ends - lengths]
+
+
+def of_texts(
+    texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary
+) -> np.ndarray:
+    """Returns int64 [texts], the bytes of each that no known token stands for.
+
+    Args:
+      tokens: int32, of all texts, one after another.
+      lengths: int64 [texts], tokens of each.
+    """
+    lost = np.zeros(len(texts), np.int64)
+    for number, known in _known(tokens, lengths, vocabulary).items():
+        lost[number] = max(_normalised(texts[number].as_py(), vocabulary) - known, 0)
+    return lost
+
+
+def after_cut(
+    sizes: Sizes, whole: tuple[np.ndarray, np.ndarray], most: int, vocabulary: Vocabulary
+) -> Sizes:
+    """Returns the sizes of documents after a cut to `most` tokens.
+
+    Args:
+      whole: the tokens before, one document after another, and their numbers.
+
+    Unknown tokens of a document are taken to stand for equally much of it.
+    """
+    tokens, lengths = whole
+    known, unknown = vocabulary.piece_bytes[tokens], tokens == vocabulary.special.of_unknown_text
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    kept = np.arange(len(tokens)) - starts < most
+    share = _sums(unknown & kept, lengths) / np.maximum(_sums(unknown, lengths), 1)
+    lost = np.round(sizes.lost * share).astype(np.int64)
+    before, after = _sums(known, lengths) + sizes.lost, _sums(known * kept, lengths) + lost
+    return Sizes(np.round(sizes.bytes * (after / np.maximum(before, 1))).astype(np.int64), lost)
+
+
+def alone(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> int:
+    """Returns the number of documents with unknown tokens and no known ones but white space."""
+    return sum(known == 0 for known in _known(tokens, lengths, vocabulary).values())

@@ -6,8 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from pipeline.building import graph, lifecycle
-from pipeline.building.lost_text import BYTES
+from pipeline.building import graph, lifecycle, unknown
 from pipeline.building.options import Options
 from tasks import registry
 from tasks.cache.manifest import Shard
@@ -82,16 +81,17 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
     yield row("text, MB", (size / 1e6 for size in text), ",.2f")
     ratios = (size / max(count, 1) for size, count in zip(text, tokens, strict=True))
     yield row("bytes per token", ratios, ".2f")
-    lost = totals("unknown_tokens")
-    if any(lost):
-        shares = (count / max(total, 1) for count, total in zip(lost, tokens, strict=True))
-        yield row("unknown tokens", shares, ".2%")
-    bytes_lost = [sum((shard.lost or {}).get(BYTES, 0) for shard in of) for of in columns]
-    if any(bytes_lost):
-        shares = (count / max(size, 1) for count, size in zip(bytes_lost, text, strict=True))
-        yield row("text in them", shares, ".2%")
-    yield row("on disk, MB", (size / 1e6 for size in disk), ",.2f")
     every = [shard for shards in columns for shard in shards]
+    for column in unknown.columns(every):
+        found = [unknown.shares(of, column) for of in columns]
+        of = "" if column == "text" else f", {column}"
+        for what, values in (
+            (f"unknown tokens{of}", [each.tokens for each in found]),
+            (f"text in them{of}", [each.bytes for each in found]),
+        ):
+            if any(values):
+                yield row(what, values, ".2%")
+    yield row("on disk, MB", (size / 1e6 for size in disk), ",.2f")
     if any(shard.pairs for shard in every):
         for side in SIDES:
             yield row(f"longest {side}", map(max, of_pairs(f"longest_{side}")))
@@ -101,9 +101,9 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
         if any(split := totals("split_documents")):
             yield row("split pairs", split)
     for name, field in (("left out", "dropped"), ("edited", "edits")):
-        found = [counted(shards, field) for shards in columns]
+        counts = [counted(shards, field) for shards in columns]
         for what in sorted(counted(every, field)):
-            yield row(f"{name}: {what}", [counts[what] for counts in found])
+            yield row(f"{name}: {what}", [each[what] for each in counts])
 
 
 def counted(shards: list[Shard], field: str) -> Counter[str]:
@@ -118,7 +118,7 @@ def next_command(
 
     Args:
       held_out: whether text was held out.
-      longest: the largest numbers of input and target ids of a pair, without EOS.
+      longest: the largest numbers of input and target ids of a pair, without EOS; 0 for texts.
     """
     on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
     if "prefix" in task.objective.features:
@@ -139,7 +139,7 @@ def next_command(
         *(
             f"--lengths.{side}={most + 1}"
             for side, most in zip(SIDES, longest, strict=True)
-            if most >= getattr(task.lengths, side)
+            if most and most >= getattr(task.lengths, side)
         ),
         *([] if held_out else ["--evaluation.every_steps=0"]),
         *([f"--task_module={options.task_module}"] if options.task_module else []),

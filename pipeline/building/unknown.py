@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.building import graph
-from pipeline.building.lost_text import BYTES
-from tasks.cache.manifest import Shard
+from tasks.cache.manifest import ALONE, BYTES, TOKENS, Shard
 from tasks.reading import sources
 from tasks.reading.corpus import HUB
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES, Unit
+from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 
 _WARNED = 0.01  # texts that a vocabulary was made for lose less
@@ -32,25 +33,47 @@ class Share(NamedTuple):
         return f"{self.share:.1%} of {self.what}"
 
 
-def share(shards: Sequence[Shard]) -> Share:
-    """Returns the largest share of unknown tokens, of lost text, or of sides that are all lost.
+class Shares(NamedTuple):
+    """The shares of a column, from 0 to 1."""
 
-    It is 0 for shards of older releases.
-    """
-    totals = Counter[str]()
+    tokens: float  # of tokens, unknown ones
+    bytes: float  # of text, what these stand for
+    alone: float  # of documents, those that hold nothing else
+
+
+def columns(shards: Sequence[Shard]) -> tuple[str, ...]:
+    return (Unit.PAIR if any(shard.pairs for shard in shards) else Unit.TEXT).columns
+
+
+def shares(shards: Sequence[Shard], column: str) -> Shares:
+    """Returns the shares of a column; shards of older releases, which lack counts, are left out."""
+    lost, tokens, size, documents = Counter[str](), 0, 0, 0
     for shard in shards:
-        totals.update(shard.lost or {})
-    tokens = sum(shard.text_tokens for shard in shards)
-    size = sum(shard.text_bytes for shard in shards)
-    documents = sum(shard.documents for shard in shards)
-    unknown = sum(shard.unknown_tokens or 0 for shard in shards)
-    found = [
-        Share(unknown / max(tokens, 1), "the tokens are unknown"),
-        Share(totals.pop(BYTES, 0) / max(size, 1), "the text's bytes become unknown tokens"),
-    ]
-    for column, count in totals.items():
-        what = "documents" if column == "text" else column
-        found.append(Share(count / max(documents, 1), f"the {what} hold unknown tokens alone"))
+        if not (pairs := shard.pairs):
+            of_tokens, of_bytes = shard.text_tokens, shard.text_bytes
+        elif pairs.inputs_bytes is None or pairs.targets_bytes is None:
+            continue
+        elif column == SIDES[0]:
+            of_tokens, of_bytes = pairs.inputs_tokens, pairs.inputs_bytes
+        else:
+            of_tokens, of_bytes = shard.text_tokens - pairs.inputs_tokens, pairs.targets_bytes
+        lost.update(shard.lost or {})
+        tokens, size, documents = tokens + of_tokens, size + of_bytes, documents + shard.documents
+    totals = {TOKENS: tokens, BYTES: size, ALONE: documents}
+    return Shares(*(lost[f"{column} {what}"] / max(of, 1) for what, of in totals.items()))
+
+
+def share(shards: Sequence[Shard]) -> Share:
+    """Returns the largest share, of any column."""
+    found = []
+    for column in columns(shards):
+        of = shares(shards, column)
+        owner = f"{column}'s" if column == "text" else f"{column}'"
+        found += [
+            Share(of.tokens, f"the {owner} tokens are unknown"),
+            Share(of.bytes, f"the {owner} bytes become unknown tokens"),
+            Share(of.alone, f"the {column.replace('text', 'texts')} hold unknown tokens alone"),
+        ]
     return max(found)
 
 
@@ -105,18 +128,18 @@ def _loses_indents(job: graph.Job, loaded: Vocabulary) -> bool:
 
 def _lost(job: graph.Job, loaded: Vocabulary) -> str:
     """Returns the characters most often lost at the beginning of the corpus, for a message."""
-    counts, characters = Counter[str](), 0
+    counts, characters, has_lines = Counter[str](), 0, False
     for text in _texts(job):
-        counts.update(text)
+        counts.update(loaded.codec.normalize(loaded.unknown_text(text)))
+        has_lines |= "\n" in text
         characters += len(text)
         if characters > _READ_CHARACTERS:
             break
-    special = loaded.special
-    lost = [
-        repr(each)
-        for each, _ in counts.most_common()
-        if not each.isspace() and special.of_unknown_text in loaded.encode([each])[0]
-    ]
-    if "\n" in counts and not _has_line_ends(loaded):
+    named = [each for each, _ in counts.most_common() if not each.isspace() and each != SPACE]
+    # Of a lost word, those that are lost alone, if there are any.
+    unknown = loaded.special.of_unknown_text
+    single = [each for each in named if unknown in loaded.encode([each])[0]] or named
+    lost = [repr(each) for each in single[:_NAMED]]
+    if has_lines and not _has_line_ends(loaded):
         lost.insert(_NAMED - 1, "line ends, which become spaces")
     return ", ".join(lost[:_NAMED]) or "some of their characters"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from pipeline.building.lost_text import BYTES, Lost
+from pipeline.building.lost_text import Lost
 from pipeline.building.rows import framed, text_tokens
 from tasks import arrow
 from tasks.cache import manifest, plan_check, receipts
@@ -55,7 +55,7 @@ class ShardWriter:
         self.unit = plan.unit
         self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
         special = plan.vocabulary.special_ids
-        self._unknown, self._unknown_tokens = special.of_unknown_text, 0
+        self._unknown = special.of_unknown_text
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
         self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
         names = (field.name for field in dataclasses.fields(manifest.PairCounts))
@@ -113,7 +113,10 @@ class ShardWriter:
 
     def lose(self, column: str, lost: Lost) -> None:
         """Counts text of a column's documents that the vocabulary cannot spell."""
-        self._lost.update({BYTES: lost.bytes, column: lost.documents})
+        counts = {manifest.BYTES: lost.lost, manifest.ALONE: lost.documents}
+        self._lost.update({f"{column} {what}": count for what, count in counts.items()})
+        if self.unit is Unit.PAIR:
+            self._pair_counts[f"{column}_bytes"] += lost.bytes
 
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
@@ -148,6 +151,8 @@ class ShardWriter:
             index = np.concatenate([np.zeros(0, self._index_type), *self._index])
             np.save(self._open("rows"), index, allow_pickle=False)
             self._guard.check()  # before any of the files gets its name
+        lost = dict(sorted((+self._lost).items()))
+        of_tokens = [f"{column} {manifest.TOKENS}" for column in self.unit.columns]
         shard = manifest.Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
@@ -155,8 +160,8 @@ class ShardWriter:
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
-            unknown_tokens=self._unknown_tokens or None,
-            lost=dict(sorted((+self._lost).items())) or None,
+            unknown_tokens=sum(lost.get(each, 0) for each in of_tokens) or None,
+            lost=lost or None,
             **self._counts,
         )
         path = files.join(self._folder, self._name("receipt"))
@@ -175,7 +180,7 @@ class ShardWriter:
             return
         starts = np.bincount(rows.row, minlength=len(rows.lengths))
         text = text_tokens(rows.tokens, rows.lengths, *self._unspoken)
-        self._unknown_tokens += int(np.count_nonzero(rows.tokens == self._unknown))
+        self._count_unknown(self.unit.columns[-1], rows.tokens)
         tokens = rows.lengths
         index = np.zeros(len(rows.lengths), self._index_type)
         if rows.inputs is None or rows.inputs_lengths is None:
@@ -187,7 +192,7 @@ class ShardWriter:
             index["inputs"] = sizes["inputs"]
             text_of_inputs = text_tokens(rows.inputs, sizes["inputs"], *self._unspoken)
             text = text + text_of_inputs
-            self._unknown_tokens += int(np.count_nonzero(rows.inputs == self._unknown))
+            self._count_unknown("inputs", rows.inputs)
             counts = self._pair_counts
             counts["inputs_tokens"] += int(text_of_inputs.sum())
             for side, lengths in sizes.items():
@@ -206,6 +211,9 @@ class ShardWriter:
         self._counts["tokens"] += int(tokens.sum())
         self._counts["text_tokens"] += int(text.sum())
         self._counts["longest_row"] = max(self._counts["longest_row"], int(text.max()))
+
+    def _count_unknown(self, column: str, tokens: np.ndarray) -> None:
+        self._lost[f"{column} {manifest.TOKENS}"] += int(np.count_nonzero(tokens == self._unknown))
 
     def _write_lineage(self, at_least: int) -> None:
         if sum(map(len, self._lineage)) < at_least:

@@ -59,6 +59,8 @@ PAIRS = "pairs"
 TEXT_PACKINGS = ("concat", "best_fit")
 # Rows of any length, each one window; only other programs write them.
 ROWS = "rows"
+# Keys of `Shard.lost`, after a column's name.
+TOKENS, BYTES, ALONE = "tokens", "bytes", "documents"
 PACKINGS = (*TEXT_PACKINGS, PAIRS, ROWS)
 SEPARATORS = ("none", "eos")
 
@@ -105,6 +107,9 @@ class PairCounts:
     longest_targets: int
     cut_inputs: int
     cut_targets: int
+    # UTF-8 bytes of the kept text; None in caches of older releases.
+    inputs_bytes: int | None = None
+    targets_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +148,8 @@ class Shard:
     cut_paragraphs: int | None = None  # number of paragraphs cut from documents; None if none
     edits: dict[str, int] | None = None  # edit made by filters -> number of times; None if none
     unknown_tokens: int | None = None  # None if none, and in caches of older releases
-    # Of documents with unknown tokens: their lost "bytes", and by column the number of those whose
-    # text is all lost; None if there are none.
+    # What the vocabulary cannot spell, under "COLUMN WHAT": unknown TOKENS, the BYTES of text that
+    # they stand for, and the documents that hold them ALONE; None if there is nothing.
     lost: dict[str, int] | None = None
 
 

@@ -3,16 +3,22 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tasks.metrics.text import references
+from tasks.metrics.text import of_examples, references
 
 
+@of_examples
 def character_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
     """Returns the Levenshtein distance as a percentage of all targets' characters."""
     return {"character_error_rate": _rate(targets, predictions, list)}
 
 
+@of_examples
 def word_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the Levenshtein distance as a percentage of all targets' words."""
+    """Returns the Levenshtein distance as a percentage of all targets' words.
+
+    Words are what spaces separate, with their case and punctuation; `character_error_rate` is for
+    scripts without spaces.
+    """
     return {"word_error_rate": _rate(targets, predictions, str.split)}
 
 

@@ -5,15 +5,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.metrics.text import of_examples
 from tasks.terminal.command_line import UserError
 
 
+@of_examples
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the percentage of predictions that equal their target."""
     right = sum(bool(one == other) for one, other in zip(targets, predictions, strict=True))
     return {"accuracy": 100 * right / len(targets)}
 
 
+@of_examples
 def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the F1 of the positive class, label 1 or true, in percent.
 
@@ -43,6 +46,7 @@ def _positive(label: Any) -> bool | None:
     return {"1": True, "true": True, "0": False, "false": False}.get(str(value).lower())
 
 
+@of_examples
 def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the mean F1 over the targets' classes, in percent, as used for CB."""
     from sklearn import metrics
@@ -53,6 +57,7 @@ def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
     return {"macro_f1": 100 * found}
 
 
+@of_examples
 def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the Matthews correlation of labels times 100; 0 if one side is constant."""
     from sklearn import metrics
@@ -63,11 +68,13 @@ def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
     return {"matthews": 100 * metrics.matthews_corrcoef(*texts)}
 
 
+@of_examples
 def pearson(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
     """Returns Pearson's correlation times 100; 0 if one side is constant."""
     return {"pearson": _correlation("pearsonr", targets, predictions)}
 
 
+@of_examples
 def spearman(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
     """Returns Spearman's rank correlation times 100; 0 if one side is constant."""
     return {"spearman": _correlation("spearmanr", targets, predictions)}
@@ -91,6 +98,7 @@ def _number(value: Any) -> float:
     return number if math.isfinite(number) else -1.0
 
 
+@of_examples
 def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the percentage of groups with only correct predictions, as in MultiRC.
 

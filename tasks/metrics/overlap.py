@@ -4,10 +4,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.metrics.text import references
+from tasks.metrics.text import of_examples, references
 from tasks.metrics.words import UnicodeWords, spaced
 
 
+@of_examples
 def bleu(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
     """Returns corpus BLEU with sacrebleu's "13a" tokens, 0 to 100, as used for WMT.
 
@@ -19,6 +20,7 @@ def bleu(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
     return {"bleu": _bleu(targets, predictions, "13a")}
 
 
+@of_examples
 def bleu_intl(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
     """Returns corpus BLEU with sacrebleu's "intl" tokens, 0 to 100, as T5 reports it.
 
@@ -30,11 +32,14 @@ def bleu_intl(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, f
 def _bleu(targets: Sequence[Any], predictions: Sequence[str], tokens: str) -> float:
     import sacrebleu
 
+    if _are_empty(targets, predictions):
+        return 100.0
     streams = [[each and spaced(each) for each in stream] for stream in _streams(targets)]
     given = list(map(spaced, predictions))
     return sacrebleu.corpus_bleu(given, streams, tokenize=tokens).score
 
 
+@of_examples
 def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
     """Returns corpus chrF2 by sacrebleu, 0 to 100.
 
@@ -42,7 +47,16 @@ def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
     """
     import sacrebleu
 
+    if _are_empty(targets, predictions):
+        return {"chrf": 100.0}
     return {"chrf": sacrebleu.corpus_chrf(list(predictions), _streams(targets)).score}
+
+
+def _are_empty(targets: Sequence[Any], predictions: Sequence[str]) -> bool:
+    """Returns whether all predictions are empty, and right; sacrebleu's score of these is 0."""
+    texts = [references(target) for target in targets]
+    accepted = all(not all(each.strip() for each in of) for of in texts)
+    return accepted and not any(prediction.strip() for prediction in predictions)
 
 
 def _streams(targets: Sequence[Any]) -> list[list[Any]]:
@@ -50,6 +64,7 @@ def _streams(targets: Sequence[Any]) -> list[list[Any]]:
     return list(map(list, itertools.zip_longest(*map(references, targets))))
 
 
+@of_examples
 def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
     """Returns the mean F1 of unstemmed ROUGE-1, ROUGE-2 and ROUGE-L, in percent.
 
@@ -68,7 +83,7 @@ def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     sums = dict.fromkeys(kinds, 0.0)
     for target, prediction in zip(targets, predictions, strict=True):
         texts = [_sentences(each) for each in references(target)]
-        if not prediction.strip() and not all(text.strip() for text in texts):
+        if _are_empty([target], [prediction]):
             sums = {kind: total + 1.0 for kind, total in sums.items()}
             continue
         scores = scorer.score_multi(texts, _sentences(prediction))

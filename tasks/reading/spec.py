@@ -115,6 +115,8 @@ def _options(text: str, query: str, quote: str) -> dict[str, Any]:
             raise _invalid(text, f"unknown option {name!r}{nearest(name, corpus.OPTIONS)}")
         if not value:
             raise _invalid(text, f"option {name!r} is empty")
+        if name in options:
+            raise _invalid(text, f"option {name!r} is given twice")
         options[name] = value
     _check_dialect(text, options, quote)
     document = options.get("document", corpus.LINE)

@@ -5,7 +5,7 @@ them. A file that says what the vocabulary cannot do is refused: texts would get
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,13 @@ from tasks.vocabularies.pieces import NORMAL, Pieces
 _MODELS = (sentencepiece_model.FILE, "spiece.model", "tokenizer.model")
 _FILES = (*_MODELS, tokenizer_json.FILE, registered.FILE)
 _ADDED = "added_tokens.json"
+# Classes of transformers, without "Fast", that obey no settings of words; those that lower-case by
+# default, and those of SentencePiece models that never do. Source: transformers 5.23.
+_GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
+_LOWERING = ("AlbertTokenizer",)
+_KEEPING = ("T5Tokenizer", "MT5Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
+# Keys that name one token.
+_ROLES = tuple(f"{role}_token" for role in ("pad", "eos", "unk", "bos", "sep", "cls", "mask"))
 # Words without the signs and spaces that libraries treat in their own ways.
 _TEXTS = ["the house", "The Quick brown Fox", "Hello", "naïve Ünïcode", "internationalization"]
 _TEXTS += ["1984 2026", "Straße și pădure", "данные и слова", "数据"]
@@ -76,6 +83,7 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
     read = {name: _read(files.join(folder, name)) for name in tokenizer_json.CONFIGS}
     read = {tokenizer_json.FILE: whole, **read}
     padding = {_text(each.get("pad_token")) for each in read.values()}
+    roles = {_text(each.get(key)) for each in read.values() for key in _ROLES}
     ids = {name: number for number, name in enumerate(pieces.names)}
     named: list[tuple[str, str, int | None]] = []
     try:
@@ -90,7 +98,7 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
         at_id = number is not None and number < len(ids) and pieces.names[number] == text
         known = at_id or (found is not None and number is None)
         # transformers cuts texts at such a token, also within words.
-        cuts = known and found is not None and pieces.kinds[found] == NORMAL
+        cuts = known and found is not None and pieces.kinds[found] == NORMAL and text not in roles
         is_padding = found is None and text in padding
         if is_sentinel(text, number) or (known and not cuts) or is_padding:
             continue
@@ -99,38 +107,80 @@ def check(place: str, pieces: Pieces, is_sentinel: Callable[[str, int | None], b
         instead = ", which has it as a piece like any other" if cuts else instead
         raise UserError(
             f"{files.join(folder, name)} has the token {text}{with_id}, unlike {place}{instead}: "
-            f"texts would be encoded otherwise than by transformers. {_remedy(place, whole)}"
+            f"texts would be encoded otherwise than by transformers. {_remedy(place, text, whole)}"
         )
 
 
 def compare_ids(
     place: str, encode: Callable[[list[str]], list[np.ndarray]], unknown: int | None
 ) -> None:
-    """Raises UserError if a tokenizer.json beside a SentencePiece model encodes words otherwise.
+    """Raises UserError if files beside a SentencePiece model encode words otherwise.
 
-    `encode` is the model's. Texts that it cannot spell are left out.
+    `encode` is the model's. Texts that neither can spell are left out.
     """
-    other = files.join(place.rpartition("/")[0] or ".", tokenizer_json.FILE)
-    if not files.exists(other):
-        return
-    theirs = tokenizer_json.TokenizersCodec(files.read_bytes(other), other)
-    for text, ours, found in zip(_TEXTS, encode(_TEXTS), theirs.encode(_TEXTS), strict=True):
-        if unknown not in ours and ours.tolist() != found.tolist():
+    folder = place.rpartition("/")[0] or "."
+    ours = encode(_TEXTS)
+    other = files.join(folder, tokenizer_json.FILE)
+    theirs, lost = ours, unknown
+    if files.exists(other):
+        model = files.read_bytes(other)
+        lost = tokenizer_json.unknown_id(tokenizer_json.parsed(model, other))
+        theirs = tokenizer_json.TokenizersCodec(model, other).encode(_TEXTS)
+    for text, mine, found in zip(_TEXTS, ours, theirs, strict=True):
+        if not (unknown in mine and lost in found) and _differ(mine, found):
             raise UserError(
                 f"{place} and {other} encode {text!r} differently: they are two vocabularies. "
                 "Name the file to be read"
             )
+    _check_case(place, folder, any(map(_differ, ours, encode([each.lower() for each in _TEXTS]))))
 
 
-def _remedy(place: str, whole: Mapping[str, Any]) -> str:
-    alone = f"--vocabulary={place} leaves such tokens out, and spells them in other pieces"
+def _differ(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.tolist() != other.tolist()
+
+
+def _check_case(place: str, folder: str, has_case: bool) -> None:
+    """Raises UserError if transformers would lower-case texts for a SentencePiece model."""
+    config = _read(files.join(folder, tokenizer_json.CONFIGS[0]))
+    kind = str(config.get("tokenizer_class") or "")
+    lowers = config.get("do_lower_case", kind.startswith(_LOWERING))
+    if has_case and lowers and not kind.startswith((*_KEEPING, *_GENERIC)):
+        raise _contradiction(place, folder, f"do_lower_case={lowers} ({kind or 'no class'})")
+
+
+def check_settings(place: str, model: bytes, configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError if the files CONFIGS beside a tokenizer.json contradict it.
+
+    transformers then sets the tokenizer as these say.
+    """
+    config = {key: value for each in reversed(configs) for key, value in each.items()}
+    if str(config.get("tokenizer_class") or "").startswith(_GENERIC):
+        return
+    for key, there in tokenizer_json.settings(tokenizer_json.parsed(model, place)).items():
+        said = config.get(key)
+        if key == "strip_accents" and said is None:  # it is as do_lower_case
+            said = config.get("do_lower_case")
+        if said is not None and bool(said) != there:
+            raise _contradiction(place, place.rpartition("/")[0] or ".", f"{key}={said}")
+
+
+def _contradiction(place: str, folder: str, said: str) -> UserError:
+    return UserError(
+        f"{files.join(folder, tokenizer_json.CONFIGS[0])} says {said}, but {place} does otherwise: "
+        f"texts would be encoded otherwise than by transformers. --vocabulary={place} reads that "
+        "file alone"
+    )
+
+
+def _remedy(place: str, token: str, whole: Mapping[str, Any]) -> str:
+    alone = f"--vocabulary={place} reads that file alone, and spells such tokens in other pieces"
     added = {_text(each): each["id"] for each in whole.get("added_tokens") or []}
     sentinel = added.get("<extra_id_0>")
     if sentinel is not None and sentinel < max(added.values()):  # which must be the last
         return f"{alone}; vocab.train --user_defined_symbols makes a vocabulary that has them"
-    if whole and not place.endswith(".json"):
+    if token in added and not place.endswith(".json"):
         other = f"{place.rpartition('/')[0] or '.'}/{tokenizer_json.FILE}"
-        return f"--vocabulary={other} reads the other file; {alone}"
+        return f"--vocabulary={other} reads the file that has them; {alone}"
     return alone
 
 
@@ -156,6 +206,7 @@ def _named(value: Mapping[str, Any]) -> Iterator[tuple[str, int | None]]:
         tokens = value.get(key) or []
         for token in tokens.values() if isinstance(tokens, dict) else tokens:
             yield _text(token), None
+    yield from ((_text(value[key]), None) for key in _ROLES if value.get(key))
 
 
 def _text(token: Any) -> str:

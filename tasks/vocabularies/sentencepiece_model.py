@@ -104,5 +104,10 @@ class SentencePieceCodec:
         found = self.processor.encode(texts, out_type=int, num_threads=1)
         return [np.asarray(ids, np.int32) for ids in found]
 
+    def spans(self, text: str) -> list[tuple[int, str]]:
+        """Returns the ids of a text, each with the part of the text that it stands for."""
+        found = self.processor.encode(text, out_type="immutable_proto")
+        return [(piece.id, piece.surface) for piece in found.pieces]
+
     def decode(self, ids: list[int]) -> str:
         return self.processor.decode(ids)

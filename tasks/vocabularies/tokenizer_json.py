@@ -109,7 +109,7 @@ def pieces(model: bytes) -> Pieces:
         number, special = each["id"], each.get("special", False)
         names[number], kinds[number] = each["content"], CONTROL if special else _USER_DEFINED
         texts[number] = "" if special else each["content"]
-    unknown = _unknown(value)
+    unknown = unknown_id(value)
     if unknown is not None:
         kinds[unknown], texts[unknown] = UNKNOWN, names[unknown]
     return Pieces(names, kinds, texts)
@@ -151,11 +151,27 @@ def _falls_back(value: Mapping[str, Any]) -> bool:
     return bool(value["model"].get("byte_fallback"))
 
 
-def _unknown(value: Mapping[str, Any]) -> int | None:
+def unknown_id(value: Mapping[str, Any]) -> int | None:
+    """Returns the id of the unknown token of a `parsed` file."""
     model = value["model"]
     if model.get("type") == "Unigram":
         return model.get("unk_id")
     return _ids(value).get(model.get("unk_token"))
+
+
+def settings(value: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns the values in a `parsed` file of keys by which transformers' classes replace them."""
+    found: dict[str, bool] = {}
+    for step in _steps(value.get("normalizer")):
+        if step.get("type") == "BertNormalizer":
+            lowers, strips = step.get("lowercase", True), step.get("strip_accents")
+            found["do_lower_case"] = lowers
+            found["strip_accents"] = lowers if strips is None else strips
+            found["tokenize_chinese_chars"] = step.get("handle_chinese_chars", True)
+    for step in _steps(value.get("pre_tokenizer")):
+        if step.get("type") == "ByteLevel":
+            found["add_prefix_space"] = step.get("add_prefix_space", True)
+    return found
 
 
 def _ids(value: Mapping[str, Any]) -> dict[str | None, int]:
@@ -177,7 +193,7 @@ def special(
             f"{name} uses BPE-dropout ({rate}), so a text is encoded differently each time: set "
             "dropout to null in that file"
         )
-    ids, unknown = _ids(value), _unknown(value)
+    ids, unknown = _ids(value), unknown_id(value)
     complete = is_byte_level(value) and all(char in ids for char in byte_level.alphabet())
     complete |= _falls_back(value) and all(f"<0x{byte:02X}>" in ids for byte in range(256))
     kind = value["model"].get("type", "BPE")
@@ -199,13 +215,15 @@ def special(
         )
     found: dict[str, int | None] = {"pad": None, "eos": None, "bos": None, "unk": unknown}
     for role, keys in _KEYS.items():
-        named = [config[key] for key in keys for config in configs if config.get(key)]
-        for token in named[:1]:
+        named = [(key, config[key]) for key in keys for config in configs if config.get(key)]
+        for key, token in named[:1]:
             token = token["content"] if isinstance(token, Mapping) else str(token)
-            if token not in ids and role != "pad":
+            lacks = token not in ids and role != "pad"
+            if lacks or (role == "unk" and unknown not in (None, ids[token])):
                 raise UserError(
-                    f"{name} has no token {token}, which {' or '.join(CONFIGS)} beside it names as "
-                    f"{keys[0]}: restore the folder from a copy"
+                    f"{name} has {'no token' if lacks else 'another unknown token than'} "
+                    f"{token}, which {' or '.join(CONFIGS)} beside it names as {key}: restore the "
+                    "folder from a copy"
                 )
             found[role] = ids.get(token)
         if not configs and role in _NAMES:
@@ -276,6 +294,12 @@ class TokenizersCodec:
                 f"{self._name}: tokenizers cannot encode the text {texts[0][:60]!r}: {error}"
             ) from error
         return [np.asarray(each.ids, np.int32) for each in found]
+
+    def spans(self, text: str) -> list[tuple[int, str]]:
+        """Returns the ids of a text, each with the part of the text that it stands for."""
+        found = self.tokenizer.encode(text, add_special_tokens=False)
+        places = zip(found.ids, found.offsets, strict=True)
+        return [(token, text[begin:end]) for token, (begin, end) in places]
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)

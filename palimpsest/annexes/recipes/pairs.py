@@ -13,12 +13,11 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse
-from tasks.unit import Unit
+from tasks.unit import SIDES, Unit
 from trainer.config import fields
 
 # Files and schedules that may say other lengths than the keys.
 _UNKNOWN = ("gin_file", "length_schedule")
-_LENGTHS = ("lengths.inputs", "lengths.targets")
 
 
 def check(recipe: Recipe, cache: Stage, states: Mapping[str, records.State]) -> None:
@@ -32,7 +31,7 @@ def check(recipe: Recipe, cache: Stage, states: Mapping[str, records.State]) -> 
     manifests = {folder: CacheManifest.load(folder) for folder in folders}
     for stage in recipe.stages:
         reads = stage.kind in RUNS and cache.name in stage.needs
-        known = {*_LENGTHS} <= stage.flags.keys() and not {*_UNKNOWN} & stage.flags.keys()
+        known = not {*_UNKNOWN} & stage.flags.keys()
         if reads and known and states[stage.name].word != records.FINISHED:
             for folder, manifest in manifests.items():
                 if manifest.plan.unit is Unit.PAIR:
@@ -47,7 +46,12 @@ def _check(stage: Stage, folder: str, manifest: CacheManifest) -> None:
     objective = fields.with_settings(
         task.objective, given.get("objective", ()), "objective", f"the objective of {task.name}"
     )
+    set_here = [given.get(f"lengths.{side}") for side in SIDES]
+    lengths = [
+        getattr(task.lengths, side) if length is None else length
+        for side, length in zip(SIDES, set_here, strict=True)
+    ]
     try:
-        refuse_longer(folder, manifest, objective, Lengths(*(given[name] for name in _LENGTHS)))
+        refuse_longer(folder, manifest, objective, Lengths(*lengths))
     except UserError as error:
         raise UserError(f"[{stage.name}] {error}") from error

@@ -5,6 +5,7 @@ temporary copy. Folders, links, hidden files and those in hidden folders are pas
 """
 
 import contextlib
+import os
 import shutil
 import stat
 import tarfile
@@ -29,6 +30,8 @@ from tasks.terminal.command_line import UserError
 
 _DEEPEST = 3  # archives in archives
 _COPY_BYTES = 1 << 20
+# The record at the end of a zip archive, before its comment.
+_END, _END_BYTES = b"PK\5\6", 22
 _ENCRYPTED = 1  # a flag of zip's members
 
 
@@ -105,8 +108,12 @@ def _value_errors() -> Iterator[None]:
 
 def _of_zip(handle: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(handle) as archive:
-        if min((member.header_offset for member in archive.infolist()), default=0):
+        begins = (member.header_offset for member in archive.infolist())
+        if min(begins, default=archive.start_dir):
             raise ValueError("it begins with other bytes, perhaps another archive: split it")
+        handle.seek(-_END_BYTES - len(archive.comment), os.SEEK_END)
+        if handle.read(len(_END)) != _END:
+            raise ValueError("other bytes follow its end, perhaps another archive: split it")
         for member in archive.infolist():
             if member.flag_bits & _ENCRYPTED:
                 raise ValueError(f"{member.filename} is encrypted")

@@ -390,6 +390,15 @@ def test_the_next_command_holds_the_longest_pair(make, capsys):
     assert "--lengths.targets" not in line
 
 
+@pytest.mark.parametrize("objective", ["lm", "autoregressive_lm", "full_lm", "decoder_prefix_lm"])
+def test_the_next_command_of_texts_has_no_lengths_of_pairs(tmp_path, objective, capsys):
+    (tmp_path / "a.txt").write_text("the red house\nthe old gate\n" * 9)
+    build([f"--task={objective}", "--name=n", f"--corpus=text:{tmp_path}/a.txt",
+                "--vocabulary=bytes", f"--cache_dir={tmp_path}/cache"])  # fmt: skip
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("next: "))
+    assert "--lengths" not in line
+
+
 def test_many_empty_sides_are_refused(make, tmp_path):
     rows = [{"id": f"{n}", "q": f"who wrote book {n}?", "a": ""} for n in range(300)]
     write_json(tmp_path / "corpus" / "b.jsonl", rows)

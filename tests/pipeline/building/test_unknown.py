@@ -1,6 +1,7 @@
 """Texts that the vocabulary cannot spell are counted, named, and refused above a limit."""
 
 import json
+import unicodedata
 
 import pytest
 
@@ -20,13 +21,18 @@ def english(tmp_path_factory):
 
 
 def run(tmp_path, english, texts, *more, task="lm"):
+    dry_run(tmp_path, english, texts, *more, task=task)
+    return CacheManifest.load(f"{tmp_path}/cache/mine_{task}")
+
+
+def dry_run(tmp_path, english, texts, *more, task="lm"):
     path = tmp_path / "a.jsonl"
+    tmp_path.mkdir(exist_ok=True)
     rows = [{"text": text} if isinstance(text, str) else text for text in texts]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     corpus = f"json:{path}?validation=0" + "&inputs=q&targets=a" * (task == "supervised")
     build.main([f"--task={task}", "--name=mine", f"--corpus={corpus}", f"--vocabulary={english}",
                 "--extra_ids=0", f"--cache_dir={tmp_path}/cache", *more])  # fmt: skip
-    return CacheManifest.load(f"{tmp_path}/cache/mine_{task}")
 
 
 def test_a_vocabulary_that_spells_all_says_nothing(tmp_path, english, capsys):
@@ -44,18 +50,33 @@ def test_a_few_unknown_tokens_are_counted_and_named(tmp_path, english, capsys):
     assert [line.split() for line in out.splitlines() if line.startswith("unknown tokens")] == [
         ["unknown", "tokens", f"{share:.2%}"]
     ]
-    assert f"warning: {share:.1%} of the tokens are unknown" in out
+    assert f"warning: {share:.1%} of the text's tokens are unknown" in out
     assert "cannot spell '{', '}', 'Q', line ends, which become spaces" in out
 
 
 @pytest.mark.parametrize("flag", ["--dry_run", "--workers=1"])
 def test_a_large_share_is_refused(tmp_path, english, flag):
     texts = ["красный дом стоит у ворот"] * 9
-    with pytest.raises(UserError, match=r"100.0% of the documents hold .* spell 'о', .*max_"):
+    with pytest.raises(UserError, match=r"100.0% of the texts hold .* spell 'о', .*max_"):
         run(tmp_path, english, texts, flag)
     assert not (tmp_path / "cache" / "mine_lm" / "COMPLETED").exists()
     run(tmp_path, english, texts, "--max_unknown=1")
     assert (tmp_path / "cache" / "mine_lm" / "COMPLETED").exists()
+
+
+@pytest.mark.parametrize("flags", [("--dry_run",), ("--dry_run", "--json")])
+def test_a_dry_run_says_it_in_both_forms(tmp_path, english, flags, capfd):
+    texts = [*TEXTS, "{a} {b} " * 30]
+    with pytest.raises(UserError, match=r"cannot spell '{', '}'"):
+        dry_run(tmp_path, english, texts, "--max_unknown=0.01", *flags)
+    with pytest.raises(UserError, match=r"faulty \(\d+ null\)"):
+        dry_run(tmp_path, english, [*TEXTS, *[{"text": None}] * 40], *flags)
+    capfd.readouterr()
+    dry_run(tmp_path, english, texts, *flags)
+    out, err = capfd.readouterr()
+    assert "of the text's tokens are unknown" in (err if "--json" in flags else out)
+    if "--json" in flags:
+        assert json.loads(out)["counts"]
 
 
 def test_both_sides_of_pairs_count(tmp_path, english):
@@ -70,14 +91,90 @@ def test_runs_of_lost_characters_count_with_their_bytes(tmp_path, english, capsy
     with pytest.raises(UserError, match=r"6\d\.\d% of the text's bytes become unknown .*'数'"):
         run(tmp_path, english, texts)
     lost = run(tmp_path, english, texts, "--max_unknown=1").splits["train"][0].lost
-    assert lost == {"bytes": 40 * (60 * 3 - 1)}  # less the space that the vocabulary adds
+    assert lost == {"text bytes": 40 * 60 * 3, "text tokens": 40}
     assert "text in them" in capsys.readouterr().out
 
 
 def test_targets_that_are_all_lost_are_refused(tmp_path, english):
     pairs = [{"q": "the red house number stands near the gate " * 9, "a": "да"}] * 9
-    with pytest.raises(UserError, match=r"100\.0% of the targets hold unknown tokens alone"):
+    with pytest.raises(UserError, match=r"100\.0% of the targets' bytes become unknown"):
         run(tmp_path, english, pairs, task="supervised")
+
+
+LONG = "the red house number stands near the gate " * 9
+
+
+@pytest.mark.parametrize("target", ["да1", '{"e": "red"}', "\n    да1"])
+def test_each_side_counts_for_itself(tmp_path, english, target, capsys):
+    pairs = [{"q": LONG, "a": target}] * 9
+    with pytest.raises(UserError, match=r"\d\d\.\d% of the targets' (bytes|tokens)"):
+        run(tmp_path, english, pairs, task="supervised")
+    run(tmp_path, english, pairs, "--max_unknown=1", task="supervised")
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"unknown tokens, targets", "text in them, targets"} <= {*rows}
+    assert "unknown tokens, inputs" not in rows
+
+
+def test_targets_without_letters_hold_unknown_tokens_alone(tmp_path, english):
+    pairs = [{"q": LONG, "a": "да"}] * 9 + [{"q": LONG, "a": "да old"}] * 9
+    found = run(tmp_path, english, pairs, "--max_unknown=1", task="supervised")
+    assert found.splits["train"][0].lost["targets documents"] == 9
+
+
+@pytest.mark.parametrize(
+    ("flags", "lost"),
+    [
+        (("--max_inputs=100", "--too_long=split"), 3 * 40 * 9),
+        (("--max_inputs=70", "--too_long=cut"), 0),
+        (("--max_inputs=1000", "--too_long=cut"), 3 * 40 * 9),
+        ((), 3 * 40 * 9),
+    ],
+)
+def test_long_pairs_count_as_they_are_kept(tmp_path, english, flags, lost):
+    pairs = [{"q": LONG + "数" * 40, "a": "the gate"}] * 9
+    found = run(tmp_path, english, pairs, "--max_unknown=1", *flags, task="supervised")
+    (shard,) = found.splits["train"]
+    assert (shard.lost or {}).get("inputs bytes", 0) == lost
+    whole = len(pairs[0]["q"].encode()) * 9
+    assert (shard.pairs.inputs_bytes == whole) == bool(lost)
+    if lost:
+        with pytest.raises(UserError, match=r"\d\d\.\d% of the inputs' bytes"):
+            run(tmp_path / "again", english, pairs, *flags, task="supervised")
+
+
+def test_a_cut_before_the_known_text_keeps_what_is_lost(tmp_path, english):
+    pairs = [{"q": "数" * 120 + " " + LONG, "a": "the gate"}] * 9
+    flags = ("--max_unknown=1", "--max_inputs=20", "--too_long=cut")
+    (shard,) = run(tmp_path, english, pairs, *flags, task="supervised").splits["train"]
+    assert shard.lost["inputs bytes"] == 9 * 360
+    assert 9 * 360 < shard.pairs.inputs_bytes < 9 * 420
+
+
+@pytest.mark.parametrize(
+    ("letters", "text", "signs"),
+    [
+        ("e", "ｅ" * 60, 1),  # full width: three bytes become one
+        ("가각", unicodedata.normalize("NFD", "가각 " * 30), 1),
+        ("e", f"e{' ' * 200}e", 1),
+        ("e", "☃, ☃ . ☃ ! " * 3, 9),
+    ],
+)
+def test_what_normalisation_changes_is_not_lost(tmp_path, letters, text, signs):
+    texts = [f"{letter} {letter} , . !" for letter in letters] * 9
+    vocabulary = small_tokenizers.t5(tmp_path / "small", texts, 60)
+    made = [text if "☃" in text else f"{text} ☃"] * 9
+    with pytest.raises(UserError, match=r"cannot spell '☃'\. A model"):
+        run(tmp_path, vocabulary, made, "--max_unknown=0")
+    (shard,) = run(tmp_path, vocabulary, made, "--max_unknown=1").splits["train"]
+    assert shard.lost["text bytes"] == 9 * signs * len("☃".encode())
+
+
+def test_word_pieces_lose_words_and_not_accents(tmp_path):
+    texts = ["the cafe is near", "the old house"] * 9
+    vocabulary = small_tokenizers.bert(tmp_path / "small", texts)
+    texts = ["thé café is  neár the ☃ ☃"] * 9
+    (shard,) = run(tmp_path, vocabulary, texts, "--max_unknown=1").splits["train"]
+    assert shard.lost == {"text bytes": 9 * 6, "text tokens": 18}
 
 
 def test_a_small_limit_holds(tmp_path, english):

@@ -1,9 +1,11 @@
 """Metrics on small examples with known values, each by hand or by the library itself."""
 
+import importlib
 import re
 import subprocess
 import sys
 import types
+import unicodedata
 
 import pytest
 
@@ -166,12 +168,12 @@ SCRIPTS = {
 }
 OF_TEXTS = {
     "exact_match": (100, 0),
-    "squad": (100, 0),
-    "token_f1": (100, 0),
+    "squad": (100, 20),  # characters of Thai, which has no spaces
+    "token_f1": (100, 20),
     "bleu": (100, 5),
     "bleu_intl": (100, 5),
     "chrf": (100, 25),  # scripts share letters
-    "rouge": (100, 20),  # characters of Thai, which has no spaces
+    "rouge": (100, 20),
     "character_error_rate": (0, 60),
     "word_error_rate": (0, 100),
 }
@@ -211,3 +213,34 @@ def test_an_empty_answer_to_a_question_without_one_is_right():
     assert set(rouge(answers, answers).values()) == {100.0}
     assert rouge(["", "a b"], ["x", ""])["rouge1"] == 0.0
     assert rouge([["", "a b"]], [""])["rouge1"] == 100.0
+
+
+@pytest.mark.parametrize("name", ["bleu", "bleu_intl", "chrf"])
+def test_empty_predictions_of_empty_targets_are_right_in_every_metric(name):
+    assert value(name, ["", [" ", ""], []], ["", " ", ""]) == 100
+    assert value(name, ["", "a b"], ["", ""]) == 0
+    assert value(name, [""], ["a b"]) == 0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_functions_of_metrics_need_examples(name):
+    module, _, function = METRICS[name].compute.partition(":")
+    compute = getattr(importlib.import_module(module), function)
+    with pytest.raises(ValueError, match="0 targets and 0 predictions"):
+        compute([], [])
+    with pytest.raises(ValueError, match="2 targets and 1 predictions"):
+        compute(["a", "b"], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("target", "prediction", "overlap"),
+    [
+        ("今天天气很好", "今天天气很好。", 100),
+        ("Москва", "«Москва»", 100),
+        ("café", unicodedata.normalize("NFD", "café"), 100),
+        ("今天天气很好", "今天天气不好", 0),  # a text without spaces is one word
+    ],
+)
+def test_squad_knows_punctuation_of_every_script(target, prediction, overlap):
+    found = METRICS["squad"]([target], [prediction])
+    assert found == {"em": 100.0 * (overlap == 100), "f1": pytest.approx(overlap)}

@@ -46,6 +46,8 @@ def test_a_spec_of_the_hub_names_its_parts():
         ("python_docs:x", "takes no path"),
         ("json:x?colunm=y", "did you mean column?"),
         ("json:x?column=", "is empty"),
+        ("text:x?document=line&document=file", "option 'document' is given twice"),
+        ("text:x?validation=0.5&validation=0.5", "option 'validation' is given twice"),
         ("json:x?validation=1", "validation must be at least 0"),
         ("json:x?validation=nan", "validation must be at least 0"),
         ("json:x?validation=many", "validation must be at least 0"),

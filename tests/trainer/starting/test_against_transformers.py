@@ -26,6 +26,17 @@ def test_equal_logits_are_said(folder):
 
 
 @pytest.mark.torch
+def test_logits_of_a_head_of_zeros_tell_nothing(folder):
+    numpy = pytest.importorskip("safetensors.numpy")
+    path = pathlib.Path(folder, "model.safetensors")
+    arrays = numpy.load_file(path)
+    arrays["lm_head.weight"] *= 0
+    numpy.save_file(arrays, path, {"format": "pt"})
+    text = against_transformers.compared(f"hf:{folder}")
+    assert text.startswith("logits were not compared: they are the same for all tokens")
+
+
+@pytest.mark.torch
 def test_a_class_with_other_heads_is_said(folder):
     path = pathlib.Path(folder, "config.json")
     written = {**json.loads(path.read_text()), "architectures": ["LlamaModel"]}

@@ -40,6 +40,26 @@ lengths.targets = 24
 """
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("", "--lengths.inputs=512 holds 511"),
+        ("lengths.inputs = 2048\n", "--lengths.targets=512 holds 511"),
+    ],
+)
+def test_lengths_that_a_run_leaves_out_are_the_tasks(small, given, says):
+    pairs = small.parent / "qa.jsonl"
+    rows = [{"q": text, "a": "boats"} for text in TEXTS]
+    rows[300] = {side: TEXTS[0] * 60 for side in "qa"}
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    recipe = PAIRS.format(corpus=pairs, texts=small.parent / "corpus.txt")
+    both = "lengths.inputs = 24\nlengths.targets = 24\n"
+    small.write_text(recipe.replace(both, given))
+    done = ran(small, "--until=cache.qa")
+    line = done.stderr.splitlines()[-1]
+    assert_one_line(done.returncode, line, "[finetune.qa]", "qa_supervised has", says)
+
+
 def test_a_pair_that_is_too_long_is_named_before_any_training(small):
     pairs = small.parent / "qa.jsonl"
     rows = [{"q": text, "a": "boats"} for text in TEXTS]

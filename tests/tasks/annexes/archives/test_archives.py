@@ -105,6 +105,23 @@ def test_two_zips_in_one_file_are_refused(tmp_path):
     assert "perhaps another archive" in refused(f"text:{tmp_path}/a.zip")
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [zipped({"b.txt": "two"})[:-30], b"text\n" * 99, b"\0", b"PK\5\6" + bytes(40), zipped({})],
+    ids=["a damaged archive", "text", "a zero", "a second end", "an empty archive"],
+)
+def test_bytes_after_a_zip_are_refused(tmp_path, rest):
+    (tmp_path / "a.zip").write_bytes(zipped({"a.txt": "one"}) + rest)
+    assert "perhaps another archive" in refused(f"text:{tmp_path}/a.zip")
+
+
+def test_a_zip_with_a_comment_is_read(tmp_path):
+    (tmp_path / "a.zip").write_bytes(zipped({"a.txt": "one"}))
+    with zipfile.ZipFile(tmp_path / "a.zip", "a") as archive:
+        archive.comment = b"a comment " * 9
+    assert found(f"text:{tmp_path}/a.zip?document=line") == [("a.zip::a.txt:0", "one", None)]
+
+
 @pytest.mark.parametrize("split", ["", "?split=train"])
 def test_an_archive_is_of_one_split(tmp_path, split):
     (tmp_path / "a.tar").write_bytes(tar({"train/a.txt": "one", "sets/b-test.txt": "two"}))
