@@ -13,6 +13,9 @@ THEIR_DECODER = THEIR_SIZES | {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+THEIR_ENCODER = {
+    name: each for name, each in THEIR_DECODER.items() if name != "num_key_value_heads"
+}
 THEIR_T5 = THEIR_SIZES | {
     **{"d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2},
     **{"num_heads": 4, "dropout_rate": 0.0, "initializer_factor": 0.5, "decoder_start_token_id": 0},

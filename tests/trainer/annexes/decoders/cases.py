@@ -137,3 +137,11 @@ FEW_SHAPES = ["qwen2, windows", "olmo2"]
 
 # Presets that transformers has, too.
 BEGINNINGS_OF_PRESETS = ["qwen", "mistral_", "olmo2_"]
+
+# More shapes for the laboratory.
+DRAWN_SHAPES = {
+    "gpt2": (
+        "GPT2",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 384},
+    )
+}

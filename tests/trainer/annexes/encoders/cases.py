@@ -1,6 +1,6 @@
 """Rows that encoders adds to tables of the core's tests."""
 
-from tests.trainer.huggingface.sizes import THEIR_DECODER
+from tests.trainer.huggingface.sizes import THEIR_ENCODER
 
 CONFIGS_ON_THE_HUB = {
     "roberta_base": {
@@ -71,11 +71,10 @@ ENCODERS_LACK = [
     ("modernbert_base", {"layer_types": ["full_attention"]}, "layer_types has 1 layers"),
 ]
 
-ENCODER = {name: each for name, each in THEIR_DECODER.items() if name != "num_key_value_heads"}
-ROBERTA = ENCODER | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+ROBERTA = THEIR_ENCODER | {"pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 ROBERTA |= {"max_position_embeddings": 66, "hidden_dropout_prob": 0.0}
 ROBERTA |= {"attention_probs_dropout_prob": 0.0}
-MODERNBERT = ENCODER | {
+MODERNBERT = THEIR_ENCODER | {
     "local_attention": 6,
     "rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},

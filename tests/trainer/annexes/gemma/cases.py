@@ -202,3 +202,6 @@ SCANNED_WINDOWS = {
 
 # Presets that transformers has, too.
 BEGINNINGS_OF_PRESETS = ["gemma2_", "gemma3_", "t5gemma"]
+
+# More shapes for the laboratory.
+DRAWN_SHAPES = {"gemma": ("Gemma", THEIR_DECODER | {"head_dim": 12})}

@@ -32,13 +32,13 @@ WITHOUT_TRANSFORMERS = [
 
 WITHOUT_CUSTOM_CODE = [
     ("tiny_switch_primer", {}, "no primer model with num_experts 4, switch_every 2$"),
-    "lm_of_pieces",
     ("tiny_synthesizer", {}, "no primer model with .*mixer random_synthesizer"),
     ("tiny_primer_ez", {"upstream_compat": True}, "no primer model with upstream_compat True$"),
     ("tiny_evolved_transformer", {}, "no model of family evolved_transformer"),
 ]
 
 CUSTOM_CODE = [
+    "lm_of_pieces",
     "vanilla",
     "primer_ez",
     "primer",
