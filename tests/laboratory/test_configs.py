@@ -17,14 +17,14 @@ def test_a_small_sample_is_equal_or_refused(tmp_path):
 
 
 def test_a_scaling_that_is_dropped_is_noticed(tmp_path, monkeypatch):
-    number = [*configs.FAMILIES].index("qwen3")
+    number = [*configs.FAMILIES].index("llama")
     trial = configs.Trial(1, number, tmp_path)
 
     def scaled(written):
         written["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}
 
     monkeypatch.setattr(trial, "change", scaled)
-    assert trial.run().startswith("qwen3: equal")
+    assert trial.run().startswith("llama: equal")
     read = rotary.read
 
     def dropped(fields):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.cases import entries, rows
 from tests.support.parameters import slow_unless
 from tests.support.totals import parameter_total
 from trainer.config.presets import MODEL_PRESETS, model_preset
@@ -75,15 +76,11 @@ TOTALS = [
     # T5X's tiny.gin: 0.52 million parameters in 52 arrays.
     ("t5_1_1_tiny", {}, T5_TINY, None),
     # T5 1.1, and in each encoder layer a norm of blocks, with a table of biases for all.
-    ("longt5_local_base", {}, None, 247_577_856),
-    ("longt5_tglobal_base", {}, None, 247_577_856 + 12 * 768 + 12 * 32),
     # T5 1.0 with 7 more experts and a router in every second layer: 0.6 B in all.
-    ("switch_base_8", {}, 222_903_552 + 12 * (7 * 2 * 768 * 3072 + 768 * 8), None),
     # A vocabulary as in the Romanian T5.
     ("t5_1_1_base", ROMANIAN, None, 296_533_248),
     ("t5_1_1_large", ROMANIAN, None, 848_423_936),
-    ("small_evolved_transformer", {}, None, 38_062_848),
-    ("medium_evolved_transformer", {}, None, 109_620_480),
+    *rows("TOTALS"),
 ]
 
 
@@ -95,29 +92,14 @@ def test_other_totals(name, changes, formula, total):
 
 # Source: the safetensors of each model on the Hub, whose totals its page shows.
 ON_THE_HUB = {
-    "gemma2_2b": 2_614_341_888,
-    "gemma2_9b": 9_241_705_984,
-    "gemma2_27b": 27_227_128_320,
-    "gemma3_270m": 268_098_176,
-    "gemma3_1b": 999_885_952,
-    "qwen2_0.5b": 494_032_768,
-    "qwen2_1.5b": 1_543_714_304,
-    "qwen2_7b": 7_615_616_512,
-    "qwen3_0.6b": 596_049_920,
-    "qwen3_8b": 8_190_735_360,
-    "mistral_7b": 7_241_732_096,
-    "olmo2_1b": 1_484_916_736,
     # T5Gemma (arXiv:2504.06225), table 1: 312.5 M, 591.5 M, 1.24 B, 3.77 B, 5.60 B, 20.33 B.
-    "t5gemma_small": 312_517_632,
-    "t5gemma_base": 591_490_560,
-    "t5gemma_2b_2b": 5_596_853_760,
     # 12.29 B there.
-    "t5gemma_9b_2b": 12_292_375_296,
+    **entries("ON_THE_HUB"),
 }
 
 
 @pytest.mark.parametrize(
-    "name", slow_unless(["gemma3_270m", "mistral_7b", "t5gemma_small"], ON_THE_HUB)
+    "name", slow_unless({"gemma3_270m", "mistral_7b", "t5gemma_small"} & {*ON_THE_HUB}, ON_THE_HUB)
 )
 def test_totals_on_the_hub(name):
     assert parameter_total(model_preset(name)) == ON_THE_HUB[name]
@@ -141,98 +123,6 @@ def test_published_totals_of_bert(name):
     assert parameter_total(model_preset(name)) == total
 
 
-# vocab, emb, mlp, layers; total. Source: the number of parameters of `RobertaForMaskedLM` and
-# `ModernBertForMaskedLM` with the checkpoints' config.json, which the Hub's pages show.
-ROBERTA_PUBLISHED = {
-    "roberta_base": ((50_265, 768, 3072, 12), 124_697_433),
-    "roberta_large": ((50_265, 1024, 4096, 24), 355_412_057),
-}
-MODERNBERT_PUBLISHED = {
-    "modernbert_base": ((50_368, 768, 1152, 22), 149_655_232),
-    "modernbert_large": ((50_368, 1024, 2624, 28), 395_881_664),
-}
-
-
-def order_head(emb: int) -> int:
-    """Our encoders' second head, which those models lack."""
-    return emb * emb + emb + 2 * emb + 2
-
-
-@pytest.mark.parametrize("name", ROBERTA_PUBLISHED)
-def test_published_totals_of_roberta(name):
-    (vocab, emb, mlp, layers), total = ROBERTA_PUBLISHED[name]
-    norm, square = 2 * emb, emb * emb + emb
-    layer = 4 * square + (emb * mlp + mlp) + (mlp * emb + emb) + 2 * norm
-    unused = 2 * emb  # positions of the padding id and the id below it
-    embeddings, head = (vocab + 512 + 1) * emb + norm, square + norm + vocab
-    assert embeddings + unused + layers * layer + head == total
-    assert parameter_total(model_preset(name)) == total - unused + order_head(emb)
-
-
-@pytest.mark.parametrize("name", MODERNBERT_PUBLISHED)
-def test_published_totals_of_modernbert(name):
-    (vocab, emb, mlp, layers), total = MODERNBERT_PUBLISHED[name]
-    # Norms: two in each layer but the first, of the embeddings, of the last states, in the head.
-    norms, head = (2 * layers - 1 + 3) * emb, emb * emb + vocab
-    assert vocab * emb + layers * (4 * emb * emb + 3 * emb * mlp) + norms + head == total
-    assert parameter_total(model_preset(name)) == total + order_head(emb)
-
-
-# Built from the released gin files with Mesh TensorFlow 0.1.21; layers, d, d_ff, width of the heads
-# together, heads, kernels into the mlp, vectors of a norm, taps of each layer's heads.
-PRIMER = {
-    "small_transformer_vanilla": ((6, 512, 2048, 512, 8, 1, 2, 0), 35_352_832),
-    "small_transformer_gelu": ((6, 512, 2048, 512, 8, 1, 2, 0), 35_352_832),
-    "small_transformer_plusplus": ((6, 512, 1364, 512, 8, 2, 1, 0), 35_337_968),
-    "small_primer": ((6, 512, 2048, 512, 8, 1, 2, 6), 35_371_264),
-    "small_primer_ez": ((6, 512, 2048, 512, 8, 1, 2, 9), 35_380_480),
-    "medium_transformer_vanilla": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
-    "medium_transformer_gelu": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
-    "medium_transformer_swish": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
-    "medium_transformer_squared_relu": ((12, 768, 3072, 768, 12, 1, 2, 0), 109_693_824),
-    "medium_transformer_reglu": ((12, 768, 2048, 768, 12, 2, 2, 0), 109_706_112),
-    "medium_transformer_swiglu": ((12, 768, 2048, 768, 12, 2, 2, 0), 109_706_112),
-    "medium_transformer_plusplus": ((12, 768, 2048, 768, 12, 2, 1, 0), 109_686_912),
-    "medium_primer": ((12, 768, 3072, 768, 12, 1, 2, 6), 109_749_120),
-    "medium_primer_ez": ((12, 768, 3072, 768, 12, 1, 2, 9), 109_776_768),
-    "large_transformer_vanilla": ((24, 1024, 8192, 1024, 16, 1, 2, 0), 536_537_600),
-    "large_transformer_plusplus": ((24, 1024, 5462, 1024, 16, 2, 1, 0), 536_602_144),
-    "large_primer": ((24, 1024, 8192, 1024, 16, 1, 2, 6), 536_685_056),
-    "switch_transformer": ((12, 768, 3072, 768, 12, 1, 2, 0), 548_585_088),
-    "switch_primer": ((12, 768, 3072, 768, 12, 1, 2, 9), 548_668_032),
-    "synthesizer": ((12, 768, 3072, 1024, 8, 1, 2, 0), 144_296_704),
-    "synthesizer_squared_relu": ((12, 768, 3072, 1024, 8, 1, 2, 0), 144_296_704),
-}
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", PRIMER)
-def test_totals_of_primer(name):
-    (layers, d, mlp, joined, heads, inputs, vectors, taps), total = PRIMER[name]
-    feed_forward = (inputs + 1) * d * mlp + inputs * mlp + d
-    layer = 4 * d * joined + feed_forward + 2 * vectors * d + taps * joined
-    expected = 32128 * d + heads * 32 + layers * layer + vectors * d
-    if name.startswith("switch"):
-        expected += 3 * (32 * 2 * d * mlp + 32 * d - feed_forward)
-    if name.startswith("synthesizer"):
-        expected += 12 * 512 * heads * 512
-    assert expected == total
-    assert parameter_total(model_preset(name)) == total
-
-
-def test_parts_of_primer():
-    for size in ("small", "medium", "large"):
-        released = model_preset(f"{size}_primer_as_released")
-        assert released.norm_placement is None
-        assert parameter_total(released) == PRIMER[f"{size}_primer"][1]
-    assert model_preset("small_primer").norm_placement == "primer_alternating"
-    base = model_preset("t5_1_1_base")
-    primer_ez = model_preset("t5_1_1_base_primer_ez")
-    # As many kernel elements, and three taps a channel for queries, keys and values.
-    taps = (12 + 12) * 9 * 768
-    assert parameter_total(primer_ez) - parameter_total(base) == taps
-
-
 def test_pre_norm_and_other_positions_of_bert():
     base = model_preset("bert_base")
     published, table = BERT_PUBLISHED["bert_base"][1], 512 * 768
@@ -243,20 +133,6 @@ def test_pre_norm_and_other_positions_of_bert():
         ({"max_positions": 128}, -(512 - 128) * 768),
     ):
         assert parameter_total(replace(base, **changes)) == published + difference
-
-
-def test_the_berts_of_t5_experiments():
-    base = BERT_PUBLISHED["bert_base"][1]
-    layer = 12 * 768**2 + (5 * 768 + 3072) + 2 * 2 * 768  # kernels, biases, norms
-    small, last_norm, table = base - 8 * layer, 2 * 768, 512 * 768
-    for name, total in (
-        ("bert_base_pre_ln", base + last_norm),
-        ("bert_base_4l", small),
-        ("bert_base_4l_pre_ln_relative", small + last_norm - table + 12 * 32),
-        ("bert_base_4l_pre_ln_rotary", small + last_norm - table),
-    ):
-        assert parameter_total(model_preset(name)) == total, name
-    assert model_preset("bert_base_4l_pre_ln_rotary").rotated_channels == 16
 
 
 @pytest.mark.processes

@@ -10,16 +10,14 @@ import jax
 import numpy as np
 import pytest
 
+from tests.support.cases import entries
+from tests.trainer.huggingface.sizes import DECODER, T5
 from trainer.config.presets import model_preset
 from trainer.huggingface import configs, folding, names, parity, weights
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
 
-SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 24, "mlp_dim": 64, "vocab_size": 384}
-# num_heads * head_dim differs from emb_dim, so no kernel is square. One layer makes tests fast.
-T5 = SIZES | {"num_encoder_layers": 1, "num_decoder_layers": 1}
-DECODER = SIZES | {"num_encoder_layers": 0, "num_decoder_layers": 1}
 BERT = replace(model_preset("bert_tiny"), vocab_size=384, max_positions=64)
 MODELS = {
     "t5_1_0": ModelConfig(family="t5_1_0", **T5),
@@ -43,8 +41,6 @@ MODELS = {
     "llama_linear": ModelConfig(
         family="llama", position="rotary:scaling=linear,factor=2", num_kv_heads=1, **DECODER
     ),
-    "gemma": ModelConfig(family="gemma", num_kv_heads=1, **DECODER),
-    "gpt2": ModelConfig(family="gpt2", max_positions=64, **DECODER | {"head_dim": 8}),
     "umt5": ModelConfig(family="t5_1_1", position="relative_per_layer", **T5),
     "mup_decoder": ModelConfig(
         family="llama",
@@ -56,13 +52,6 @@ MODELS = {
     "mup_t5": ModelConfig(family="t5_1_1", parametrisation="mup:base_width=8", **T5),
     "mup_t5_tied": ModelConfig(
         family="t5_1_0", parametrisation="mup:readout=relative", norm="rms_norm:gain=scalar", **T5
-    ),
-    "mup_longt5": ModelConfig(
-        family="t5_1_1",
-        parametrisation="mup:base_width=8",
-        norm="rms_norm:gain=none",
-        attention_window="transient_global:window=5,block=4",
-        **T5,
     ),
     "umt5_tied": ModelConfig(family="t5_1_0", position="relative_per_layer", **T5),
     "t5_unscaled": ModelConfig(family="t5_1_1", tied_logits=True, logits_scale=1.0, **T5),
@@ -76,15 +65,8 @@ MODELS = {
     "lm_untied": ModelConfig(
         family="lm", tied_logits=False, mlp_activations=("silu", "linear"), **DECODER
     ),
-    "lm_of_pieces": ModelConfig(
-        family="lm", mixer="mdha", norm="layer_norm", mlp_activations=("squared_relu",), **DECODER
-    ),
-    "vanilla": ModelConfig(family="primer", **DECODER),
-    "primer_ez": replace(model_preset("mini_primer_ez"), **DECODER | {"num_decoder_layers": 2}),
-    "primer": replace(model_preset("mini_primer"), **DECODER | {"num_decoder_layers": 2}),
-    "primer_as_released": replace(model_preset("mini_primer_as_released"), **DECODER),
-    "plusplus": replace(model_preset("mini_transformer_plusplus"), **DECODER),
     "t5_squared_relu": ModelConfig(family="t5_1_1", mlp_activations=("squared_relu",), **T5),
+    **entries("EXPORTED"),
 }
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.support.cases import entries
 from tests.trainer.huggingface.conftest import random_batch, random_params
 from trainer.huggingface import folding, parity
 from trainer.model.config import ModelConfig
@@ -12,12 +13,6 @@ pytestmark = pytest.mark.processes
 SIZES = {"vocab_size": 384, "emb_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 64}
 MODELS = {
     # Its norms multiply by 1 + scale.
-    "gemma": {
-        "family": "gemma",
-        "num_encoder_layers": 0,
-        "num_decoder_layers": 2,
-        "num_kv_heads": 2,
-    },
     # Its tied logits follow the head's norm.
     "bert": {
         "family": "bert",
@@ -26,12 +21,7 @@ MODELS = {
         "max_positions": 64,
     },
     # Its queries are made of its keys.
-    "shared": {
-        "family": "primer",
-        "num_encoder_layers": 0,
-        "num_decoder_layers": 2,
-        "mixer": "mdha_shared_qk",
-    },
+    **entries("FOLDED"),
 }
 
 

@@ -13,6 +13,7 @@ from flax import serialization, traverse_util
 from safetensors.numpy import load_file, save_file
 
 from tasks.terminal.command_line import UserError
+from tests.support.cases import entries, rows
 from tests.support.trees import assert_equal
 from tests.trainer.huggingface.conftest import random_batch
 from trainer.huggingface import configs, load, model_config, parity, weights
@@ -25,8 +26,9 @@ def assert_equal_trees(actual, expected):
 
 NAMES = (
     "t5_1_0", "t5_1_1", "t5_1_1_tied", "mt5", "bert", "bert_untied", "llama", "llama_tied", "lm",
-    "lm_untied", "llama3", "llama_linear", "gemma", "gpt2", "umt5", "umt5_tied", "t5_unscaled",
+    "lm_untied", "llama3", "llama_linear","umt5", "umt5_tied", "t5_unscaled",
     "t5_buckets",
+    *rows("LOADED"),
 )  # fmt: skip
 
 
@@ -80,7 +82,16 @@ def as_flax(name, tensor):
     return (*outer, last), tensor
 
 
-@pytest.mark.parametrize("name", ["t5_1_1", "t5_1_0", "umt5", "bert_untied", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5_1_1",
+        "t5_1_0",
+        "umt5",
+        "bert_untied",
+        *rows("FLAX_READ"),
+    ],
+)
 def test_weights_of_flax_alone_are_read(exported, name):
     model = exported(name)
     (model.folder / "model.safetensors").unlink()
@@ -192,7 +203,6 @@ def without_beginning(tensors, beginning, heads=()):
         ("t5_1_0", lambda t: renamed(t, "shared.weight", "lm_head.weight")),
         ("llama_tied", lambda t: renamed(t, "model.embed_tokens.weight", "lm_head.weight")),
         ("llama_tied", lambda t: without_beginning(t, "model.")),
-        ("gpt2", lambda t: without_beginning(t, "transformer.")),
         (
             "bert",
             lambda t: [
@@ -202,6 +212,7 @@ def without_beginning(tensors, beginning, heads=()):
                 if each.endswith(f"LayerNorm.{last}")
             ],
         ),
+        *rows("OTHER_NAMES"),
     ],
 )
 def test_tensors_under_other_names_are_read(exported, name, change):
@@ -260,11 +271,8 @@ def test_a_kernel_beside_tied_logits_is_read_as_transformers_5_does_or_refused(t
         ("llama", {"num_key_value_heads": 3}, "num_kv_heads is 3; it must be a divisor of num_h"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "of kind dynamic, not"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn have no factor"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True; our"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "of kind linear have no factor"),
-        ("gemma", {"head_dim": None}, "has no field head_dim"),
         ("bert", {"is_decoder": True}, "is_decoder is True; our models have False"),
-        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is rel"),
         ("t5_1_1", {"layer_drop": 0.1}, "layer_drop is 0.1: this field is unknown here and may"),
         ("t5_1_1", {"tie_encoder_decoder": True}, "tie_encoder_decoder is True; our"),
@@ -276,8 +284,8 @@ def test_a_kernel_beside_tied_logits_is_read_as_transformers_5_does_or_refused(t
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ("llama", {"partial_rotary_factor": 0.5}, "with partial_rotary_factor 0.5"),
         ("llama", {"rope_scaling": {"mscale": 2.0}}, "with mscale 2.0, which our"),
-        ("gemma", {"hidden_activation": "silu"}, "hidden_activation is silu"),
         ("t5_1_1", {"auto_map": {"AutoModel": "mine.Mine"}}, "auto_map is {'AutoModel'"),
+        *rows("UNSUPPORTED_FIELDS"),
     ],
 )
 def test_the_field_of_an_unsupported_model_is_named(exported, name, changes, message):
@@ -342,12 +350,11 @@ LLAMA3_ROPE = {
 THEIR_MODELS = {
     "Llama": DECODER
     | {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE},
-    "Gemma": DECODER | {"num_key_value_heads": 1, "head_dim": 16},
-    "GPT2": THEIR_SIZES | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "UMT5": T5 | {"feed_forward_proj": "gated-gelu"},
     "MT5": T5 | {"feed_forward_proj": "gated-gelu"},
     "T5": T5 | {"feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 16},
     "T5, logits of its own": T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    **entries("THEIR_MODELS"),
 }
 HEADS = {"Llama": "ForCausalLM", "Gemma": "ForCausalLM", "GPT2": "LMHeadModel"}
 
@@ -403,9 +410,8 @@ ON_THE_HUB = {
         "is_llama_config": True,
         "transformers.js_config": {"dtype": "q4"},
     },
-    "gemma": {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"},
-    "gpt2": {"n_ctx": 1024, "summary_type": "cls_index", "_num_labels": 1, "id2label": {"0": "A"}},
     "bert": {"directionality": "bidi", "pooler_type": "first_token_transform", "pruned_heads": {}},
+    **entries("FIELDS_ON_THE_HUB"),
 }
 
 

@@ -11,16 +11,17 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import SpecialIds
+from tests.support.cases import entries, rows
 from tests.support.parameters import slow_unless
 from tests.support.totals import parameter_total
-from tests.trainer.huggingface.random_shapes import DECODERS, SHAPES, Theirs
+from tests.trainer.huggingface.random_shapes import ARCHITECTURES, SHAPES, Theirs
 from trainer.config import LossConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
 from trainer.data.features import target_side
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.loss import decoder_loss, model_loss
-from trainer.huggingface import configs, load, model_config, names, parity, weights
+from trainer.huggingface import configs, load, model_config, parity, weights
 from trainer.huggingface.config_json import from_config
 from trainer.huggingface.kinds import KINDS
 from trainer.model.spec import model_spec
@@ -30,7 +31,11 @@ from trainer.optim.optimizer import optimizer_of
 pytestmark = pytest.mark.torch
 
 # These have the parts of the others.
-FEW = ("qwen2, windows", "olmo2", "gemma3_text", "t5gemma", "t5gemma2")
+FEW = [*rows("FEW_SHAPES")]
+# Those that generate text.
+GENERATING = [
+    name for name, (kind, _) in SHAPES.items() if "MaskedLM" not in ARCHITECTURES.get(kind, "")
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,7 @@ def test_an_export_has_the_same_type_tensors_and_logits(theirs, name, tmp_path):
     assert_parity(parity.our_logits(made.config, made.params), again, made.batch)
 
 
-@pytest.mark.parametrize("name", slow_unless(FEW, DECODERS))
+@pytest.mark.parametrize("name", slow_unless(FEW, GENERATING))
 def test_greedy_ids_are_those_of_transformers(theirs, name):
     import torch
 
@@ -107,9 +112,7 @@ RATE, EPSILON = 1e-3, 1e-4
 LEARNING = [name for name in SHAPES if name != "roberta, untied"]
 
 
-@pytest.mark.parametrize(
-    "name", slow_unless((*FEW, "longt5, blocks", "roberta", "modernbert"), LEARNING)
-)
+@pytest.mark.parametrize("name", slow_unless((*FEW, *rows("LEARNING_SHAPES")), LEARNING))
 def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     import torch
 
@@ -183,112 +186,7 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
 # Source: config.json of google/gemma-2-2b, Qwen/Qwen2.5-0.5B, FacebookAI/roberta-base and
 # answerdotai/ModernBERT-base on the Hub.
 ON_THE_HUB = {
-    "gemma2_2b": {
-        "architectures": ["Gemma2ForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "attn_logit_softcapping": 50.0,
-        "bos_token_id": 2,
-        "cache_implementation": "hybrid",
-        "eos_token_id": 1,
-        "final_logit_softcapping": 30.0,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 2304,
-        "initializer_range": 0.02,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 8192,
-        "model_type": "gemma2",
-        "num_attention_heads": 8,
-        "num_hidden_layers": 26,
-        "num_key_value_heads": 4,
-        "pad_token_id": 0,
-        "query_pre_attn_scalar": 256,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 10000.0,
-        "sliding_window": 4096,
-        "torch_dtype": "float32",
-        "transformers_version": "4.42.4",
-        "use_cache": True,
-        "vocab_size": 256000,
-    },
-    "qwen2_0.5b": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "attention_dropout": 0.0,
-        "bos_token_id": 151643,
-        "eos_token_id": 151643,
-        "hidden_act": "silu",
-        "hidden_size": 896,
-        "initializer_range": 0.02,
-        "intermediate_size": 4864,
-        "max_position_embeddings": 32768,
-        "max_window_layers": 24,
-        "model_type": "qwen2",
-        "num_attention_heads": 14,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0,
-        "sliding_window": 32768,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.40.1",
-        "use_cache": True,
-        "use_mrope": False,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    },
-    "roberta_base": {
-        "architectures": ["RobertaForMaskedLM"],
-        "attention_probs_dropout_prob": 0.1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "hidden_size": 768,
-        "initializer_range": 0.02,
-        "intermediate_size": 3072,
-        "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 514,
-        "model_type": "roberta",
-        "num_attention_heads": 12,
-        "num_hidden_layers": 12,
-        "pad_token_id": 1,
-        "type_vocab_size": 1,
-        "vocab_size": 50265,
-    },
-    "modernbert_base": {
-        "architectures": ["ModernBertForMaskedLM"],
-        **dict.fromkeys(("attention_bias", "classifier_bias", "mlp_bias", "norm_bias"), False),
-        "bos_token_id": 50281,
-        "classifier_activation": "gelu",
-        "classifier_dropout": 0.0,
-        "classifier_pooling": "mean",
-        "decoder_bias": True,
-        "deterministic_flash_attn": False,
-        "embedding_dropout": 0.0,
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160000.0,
-        "gradient_checkpointing": False,
-        "hidden_activation": "gelu",
-        "hidden_size": 768,
-        "initializer_cutoff_factor": 2.0,
-        "intermediate_size": 1152,
-        "layer_norm_eps": 1e-05,
-        "local_attention": 128,
-        "local_rope_theta": 10000.0,
-        "max_position_embeddings": 8192,
-        "mlp_dropout": 0.0,
-        "model_type": "modernbert",
-        "norm_eps": 1e-05,
-        "num_attention_heads": 12,
-        "num_hidden_layers": 22,
-        "pad_token_id": 50283,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": True,
-        "vocab_size": 50368,
-    },
+    **entries("CONFIGS_ON_THE_HUB"),
 }
 
 
@@ -299,63 +197,7 @@ def test_config_json_on_the_hub_is_the_preset(name):
     assert configs.same_model(found, MODEL_PRESETS[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("roberta_base", {"hidden_act": "relu"}, "hidden_act is relu"),
-        ("roberta_base", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ("roberta_base", {"is_decoder": True}, "is_decoder"),
-        ("roberta_base", {"pad_token_id": None}, "no field pad_token_id"),
-        ("modernbert_base", {"decoder_bias": False}, "decoder_bias"),
-        ("modernbert_base", {"classifier_activation": "relu"}, "classifier_activation"),
-        ("modernbert_base", {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling"),
-        (
-            "modernbert_base",
-            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "sliding_attention have factor",
-        ),
-        ("modernbert_base", {"layer_types": ["full_attention"]}, "layer_types has 1 layers"),
-    ],
-)
-def test_what_our_encoders_lack_is_refused(name, changes, message):
-    with pytest.raises(UserError, match=message):
-        from_config({**ON_THE_HUB[name], **changes}, "config.json")
-
-
-def test_without_a_local_base_modernbert_has_the_global_one():
-    found = from_config({**ON_THE_HUB["modernbert_base"], "local_rope_theta": None}, "config.json")
-    assert "base=160000" in found.attention_window
-
-
-def test_layers_with_experts_that_are_not_every_nth_are_refused(theirs):
-    written = theirs("switch").written
-    text = "experts to layers 2, 6 of the encoder and 2 of the decoder"
-    changes = {"num_layers": 8, "num_sparse_encoder_layers": 2, "encoder_sparse_step": None}
-    with pytest.raises(UserError, match=text):
-        from_config({**written, **changes}, "config.json")
-
-
-@pytest.mark.parametrize(("name", "head"), [("roberta", "lm_head"), ("modernbert", "head")])
-def test_an_encoder_without_its_head_is_refused(theirs, name, head):
-    made = theirs(name)
-    tensors = weights.read(str(made.folder))
-    heads = (f"{head}.", "decoder.")
-    bare = {name: each for name, each in tensors.items() if not name.startswith(heads)}
-    with pytest.raises(UserError, match=f"{head}.dense.* an encoder alone, as saved by"):
-        names.from_tensors(bare, made.config, made.written["model_type"], "here", made.pad)
-
-
-def test_without_a_padding_id_roberta_is_refused(theirs):
-    with pytest.raises(UserError, match="roberta needs a padding id"):
-        configs.to_config(theirs("roberta").config, 64, special=SpecialIds(pad=None))
-
-
-PRESETS = [
-    name
-    for name in MODEL_PRESETS
-    if name.startswith(("gemma2_", "gemma3_", "qwen", "mistral_", "olmo2_", "t5gemma"))
-    or name.startswith(("roberta", "modernbert", "longt5_", "switch_base_", "switch_large_"))
-]
+PRESETS = [name for name in MODEL_PRESETS if name.startswith(tuple(rows("BEGINNINGS_OF_PRESETS")))]
 
 
 @pytest.mark.slow

@@ -34,6 +34,15 @@ def tiny_config(family: str, **changes) -> ModelConfig:
     return ModelConfig(**(fields | changes))
 
 
+def family_of(slot: str, name: str) -> str:
+    """Returns a family that can have a part: a decoder unless the part needs an encoder."""
+    try:
+        tiny_config("lm", num_heads=4, max_positions=8, **{slot: name})
+    except ValueError:
+        return "t5_1_1"
+    return "lm"
+
+
 class TinyModel:
     """A model of a configuration, or of a family with changes.
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.cases import entries
 from tests.trainer.model.conftest import TinyModel, initial, tiny_config
 from tests.trainer.model.written_out import Decoder, llama3_frequencies, yarn_frequencies
-from trainer.annexes.march.layers import DynamicTanh
 from trainer.model.positions import alibi_slopes
 from trainer.model.spec import model_spec
 
@@ -40,10 +40,6 @@ CASES = {
     "no biases of norms": (
         {"norm": "layer_norm:bias=false"},
         {"norm": ("layer_norm", 1e-6, "vector")},
-    ),
-    "dynamic tanh": (
-        {"norm": "dynamic_tanh:alpha=0.25"},
-        {"norm": ("dynamic_tanh", 0.0, "vector")},
     ),
     "biases": ({"attention_bias": True, "mlp_bias": True}, {}),
     "sinusoidal": ({"position": "sinusoidal"}, {"position": "sinusoidal"}),
@@ -101,18 +97,19 @@ CASES = {
         {"attention_window": "sliding:window=1,layers=gl"},
         {"windows": {1: 1}},
     ),
-    "bases of local layers": (
-        {"attention_window": "sliding:window=4,layers=lg,base=50"}
-        | {"position": "rotary:base=700,scaling=linear,factor=2"},
-        {"windows": {0: 4}, "position": "rotary"}
-        | {"frequencies": [angles(8, 50.0), angles(8, 700.0) / 2]},
-    ),
     "llama 3": (
         {"norm": "rms_norm:epsilon=1e-5", "position": "rotary", "num_kv_heads": 2}
         | {"mlp_activations": ("silu", "linear"), "attention_scale": HEAD_DIM**-0.5},
         {"norm": ("rms_norm", 1e-5, "vector"), "position": "rotary", "frequency": angles(8)}
         | {"activations": ("silu", "linear"), "scale": HEAD_DIM**-0.5},
     ),
+    "bases of local layers": (
+        {"attention_window": "sliding:window=4,layers=lg,base=50"}
+        | {"position": "rotary:base=700,scaling=linear,factor=2"},
+        {"windows": {0: 4}, "position": "rotary"}
+        | {"frequencies": [angles(8, 50.0), angles(8, 700.0) / 2]},
+    ),
+    **entries("WRITTEN_OUT"),
 }
 
 
@@ -150,12 +147,6 @@ def test_every_case_differs_from_the_plain_model():
         same = jax.tree.map(jnp.shape, model.params) == shapes
         if ours and same:
             assert np.abs(logits(model) - values).max() > 1e-3, name
-
-
-def test_a_dynamic_tanh_starts_as_its_option_says():
-    spec = model_spec(tiny_config("llama", norm="dynamic_tanh:alpha=0.25"))
-    assert spec.decoder.layers[0].norm == spec.decoder.norm == DynamicTanh(0.25)
-    assert initial(spec, "decoder/decoder_norm/alpha").tolist() == [0.25]
 
 
 def test_slopes_of_heads_that_are_no_power_of_two():

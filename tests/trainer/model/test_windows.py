@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.cases import entries
 from tests.support.parameters import slow_unless
 from tests.trainer.huggingface.conftest import random_batch, random_params
 from tests.trainer.model.conftest import tiny_config
@@ -74,15 +75,14 @@ def test_local_layers_of_both_stacks(options, encoder, decoder):
 
 SCANNED = {
     "t5_1_1": {"num_encoder_layers": 3, "num_decoder_layers": 2},
-    "gemma": {"num_decoder_layers": 7, "position": "rotary", "remat": "full"},
-    "lm": {"num_decoder_layers": 5, "num_experts": 2, "switch_every": 1},
+    **entries("SCANNED_WINDOWS"),
 }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("family", slow_unless({"t5_1_1"}, SCANNED))
 def test_a_scan_runs_local_and_global_layers_in_turn(family):
-    base = ",base=50" if family == "gemma" else ""
+    base = ",base=50" if SCANNED[family].get("position") == "rotary" else ""
     window = f"sliding:window=3,layers={'lg' if family == 't5_1_1' else 'llg'}{base}"
     sizes = {"attention_window": window, "vocab_size": 384, "head_dim": 4}
     config = tiny_config(family, **{"num_encoder_layers": 0, **sizes, **SCANNED[family]})

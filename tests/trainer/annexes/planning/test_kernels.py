@@ -4,9 +4,11 @@ import dataclasses
 import os
 import pathlib
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
@@ -14,10 +16,18 @@ from trainer.annexes.planning import hlo
 from trainer.annexes.planning.compiled import local_target, module_of
 from trainer.annexes.planning.kernels import Kernel, kernel_of, kernels
 from trainer.annexes.planning.schedules import Bundles, Schedule, Scheduled, Schedules
-from trainer.annexes.sparse_patterns.sparse_layouts import Local
 from trainer.model.fused_attention import fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
+
+
+class Neighbours(NamedTuple):
+    """A pattern of blocks that see those beside them."""
+
+    block: int
+
+    def layout(self, num_heads, blocks, causal):
+        return np.abs(np.subtract.outer(np.arange(blocks), np.arange(blocks)))[None] <= 1
 
 
 def bundles(*parts):
@@ -109,7 +119,7 @@ def test_loops_over_tiles_are_work_of_every_step():
 
 
 def test_a_kernel_over_a_layout_tells_how_many_tiles_it_visits():
-    pattern, length = Local(128), 512
+    pattern, length = Neighbours(128), 512
     layout = tables_of(pattern, 2, 64, length, Mask(True), tile=128)
     ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
     x = jax.ShapeDtypeStruct((2, length, 128), jnp.bfloat16)

@@ -1,0 +1,40 @@
+"""Rows that march adds to tables of the core's tests."""
+
+REFUSED = [
+    ("lm", {"norm": "post"}, "norm is 'post'; it must be one of 'dynamic_tanh'"),
+    ("t5_1_0", {"feed_forward": "mixd"}, "feed_forward is 'mixd'; it must be one of"),
+    (
+        *("t5_1_0", {"feed_forward": "mixed", "mlp_activations": ("silu",)}),
+        "mlp_activations is .'silu',.; it must be None with feed_forward 'mixed'",
+    ),
+    ("t5_1_0", {"feed_forward": "mixed:sigmoid_dropout=0.5"}, "dropout_rate is 0.0"),
+    ("lm", {"token_dropping": 2}, "token_dropping is 2; it must be 0 in family lm"),
+    ("t5_1_0", {"token_dropping": 2, "scan_layers": True}, "scan_layers is True"),
+    ("t5_1_0", {"token_dropping": 2, "attention": "dot_product"}, "attention is 'dot"),
+    (
+        *("t5_1_0", {"cross_attention": "encoder_keys", "num_encoder_layers": 2}),
+        "num_decoder_layers is 1; it must be num_encoder_layers, 2",
+    ),
+    ("t5_1_0", {"cross_attention": "layerwise", "scan_layers": True}, "scan_layers"),
+    ("t5_1_0", {"head_scaling": "halves:first=1.3"}, "head_scaling is .* times 1.3 is"),
+    ("t5_1_0", {"head_scaling": "halves", "scan_layers": True}, "scan_layers is True"),
+    ("t5_1_0", {"mixer": "summed_heads:group=3"}, "num_heads is 2; it must be a multiple"),
+    ("t5_1_0", {"database_entries": -1}, "database_entries is -1; it must be 0 or more"),
+]
+
+WITHOUT_TRANSFORMERS = [
+    ("llama_tiny_dynamic_tanh", {}, "no llama model with norm dynamic_tanh$"),
+    ("t5_1_0_tiny", {"mixer": "values_relu"}, "mixer values_relu"),
+    ("t5_1_0_tiny", {"token_dropping": 1}, "token_dropping 1"),
+    ("t5_1_0_tiny", {"cross_attention": "layerwise"}, "cross_attention layerwise"),
+    ("t5_1_0_tiny", {"database_entries": 3}, "database_entries 3"),
+    ("t5_1_0_tiny", {"head_scaling": "halves"}, "head_scaling halves"),
+    ("t5_1_0_tiny", {"norm_placement": "pre_without_mixer_residual"}, "norm_placement pre_wit"),
+]
+
+WRITTEN_OUT = {
+    "dynamic tanh": (
+        {"norm": "dynamic_tanh:alpha=0.25"},
+        {"norm": ("dynamic_tanh", 0.0, "vector")},
+    ),
+}

@@ -1,0 +1,14 @@
+"""Rows that sparse_patterns adds to tables of the core's tests."""
+
+REFUSED = [
+    ("bert", {"attention_pattern": "local", "attention": "dot_product"}, "attention_pattern is"),
+    (
+        *("bert", {"attention_pattern": "local", "attention": "cudnn", "dtype": "bfloat16"}),
+        "attention_pattern is",
+    ),
+    (
+        "bert",
+        {"attention": "pallas"} | {"attention_pattern": "local:block=48", "head_dim": 64},
+        "attention_pattern",
+    ),
+]
