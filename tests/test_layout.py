@@ -43,6 +43,9 @@ ONLY_IN = {
 }
 
 
+OF_THE_WHOLE = {("test_docs.py",), ("test_migrating.py",), ("test_migrating_from_t5x.py",)}
+
+
 def modules():
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
@@ -118,6 +121,17 @@ def test_the_core_names_no_annex():
             continue
         named = {each for each in imported | named_modules(path) if is_annex(each)}
         assert not named, f"{module} names {', '.join(sorted(named))}"
+
+
+def test_tests_of_the_core_import_no_annex():
+    """So they pass where annexes are deleted; the laboratory and tests of docs are of the whole."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        parts = path.relative_to(ROOT).parts
+        if parts[2:3] == ("annexes",) or parts[1] == "laboratory" or parts[1:] in OF_THE_WHOLE:
+            continue
+        found = {module for module, _ in imports(path) if ".annexes" in module}
+        found |= {f"{module}.{name}" for module, name in imports(path) if name == "annexes"}
+        assert not found - {"tasks.annexes"}, f"{path} imports {', '.join(sorted(found))}"
 
 
 def test_the_core_names_no_command_of_an_annex():

@@ -1,25 +1,14 @@
-"""Fused attention for GPUs equals attention with its logits written out, in every gradient.
+"""Fused attention for GPUs equals attention with its logits written out, in every gradient."""
 
-As a program, `test_triton_attention.py TOPOLOGY`, it compiles the kernels for a GPU.
-"""
-
-import os
-import sys
-from functools import partial
-
-import jax
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.processes import ROOT, started
 from tests.trainer.model.test_fused_attention import (
-    COMPILED,
     DECODER,
     ENCODER,
     PREFIX,
-    B,
     Case,
     assert_written_out,
     bias_of,
@@ -28,7 +17,7 @@ from tests.trainer.model.test_fused_attention import (
     joining,
 )
 from trainer.model import triton_attention
-from trainer.model.positions import RelativeBias, T5RelativePosition
+from trainer.model.positions import RelativeBias
 
 pytestmark = pytest.mark.processes
 
@@ -84,47 +73,3 @@ def test_parts_of_the_batch_add_to_the_bias_gradient(monkeypatch):
     )
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
     assert np.abs(one).max() > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("topology", ["a100:1", "h100:1"])
-def test_kernels_compile_for_gpus_without_one(topology):
-    pytest.importorskip("jax_plugins.xla_cuda13")
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = started(__file__, topology, env=os.environ | environment | {"JAX_PLATFORMS": "cpu"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split() == [name for name in COMPILED if name != "sparse"]
-
-
-def compile_for(topology):
-    """Compiles forward and backward pass of COMPILED, and checks that they need no scratch."""
-    from jax.sharding import SingleDeviceSharding
-
-    from trainer.annexes.planning.plan import target_of
-
-    sharding = SingleDeviceSharding(target_of(topology).devices[0])
-
-    def whole_bias_of(case):
-        return T5RelativePosition(case.mask == ENCODER)
-
-    for name, case in COMPILED.items():
-        if case.pattern:
-            continue
-
-        def run(operands, rows, gradient, case=case):
-            of = partial(attend, case, bias_of=whole_bias_of, block=None, interpret=False)
-            _, pull = jax.vjp(lambda *operands: of(*operands, *rows), *operands)
-            return pull(gradient)
-
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            jax.eval_shape(partial(example, case, 0)),
-        )
-        program = jax.jit(run).lower(*abstract).compile().as_text()
-        assert program.count("__gpu$xla.gpu.triton") == (4 if case.biased else 3)
-        assert f"[{B},{case.num_heads},{case.length},{case.source_length}]" not in program
-        print(name, flush=True)
-
-
-if __name__ == "__main__":
-    compile_for(sys.argv[1])

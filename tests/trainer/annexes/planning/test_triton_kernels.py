@@ -1,0 +1,62 @@
+"""Kernels for GPUs compile where there is none."""
+
+import os
+import sys
+from functools import partial
+
+import jax
+import pytest
+
+from tests.support.processes import ROOT, started
+from tests.trainer.model.test_fused_attention import (
+    COMPILED,
+    ENCODER,
+    B,
+    example,
+)
+from tests.trainer.model.test_triton_attention import attend
+from trainer.model.positions import T5RelativePosition
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["a100:1", "h100:1"])
+def test_kernels_compile_for_gpus_without_one(topology):
+    pytest.importorskip("jax_plugins.xla_cuda13")
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = started(__file__, topology, env=os.environ | environment | {"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [name for name in COMPILED if name != "sparse"]
+
+
+def compile_for(topology):
+    """Compiles forward and backward pass of COMPILED, and checks that they need no scratch."""
+    from jax.sharding import SingleDeviceSharding
+
+    from trainer.annexes.planning.plan import target_of
+
+    sharding = SingleDeviceSharding(target_of(topology).devices[0])
+
+    def whole_bias_of(case):
+        return T5RelativePosition(case.mask == ENCODER)
+
+    for name, case in COMPILED.items():
+        if case.pattern:
+            continue
+
+        def run(operands, rows, gradient, case=case):
+            of = partial(attend, case, bias_of=whole_bias_of, block=None, interpret=False)
+            _, pull = jax.vjp(lambda *operands: of(*operands, *rows), *operands)
+            return pull(gradient)
+
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(partial(example, case, 0)),
+        )
+        program = jax.jit(run).lower(*abstract).compile().as_text()
+        assert program.count("__gpu$xla.gpu.triton") == (4 if case.biased else 3)
+        assert f"[{B},{case.num_heads},{case.length},{case.source_length}]" not in program
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    compile_for(sys.argv[1])
