@@ -12,17 +12,20 @@ from tasks.reading import sources
 from tasks.reading.formats.registry import FORMATS as KINDS
 
 
+def known(*forms: str) -> list[str]:
+    """Returns those of the formats, such as csv or csv.gz, that this checkout reads."""
+    return [form for form in forms if _kind(form) in KINDS]
+
+
 def _kind(form: str) -> str:
     return form.split()[0].split(".")[0]
 
 
-FORMATS = [each for each in ("json", "parquet", "csv", "tsv", "arrow", "wet") if each in KINDS]
+FORMATS = known("json", "parquet", "csv", "tsv", "arrow", "wet")
 # Names of `in_every_format`, each a kind and how its files are.
-IN_EVERY_FORMAT = [
-    each
-    for each in ("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
-    if _kind(each) in KINDS
-]
+IN_EVERY_FORMAT = known(
+    *("json", "csv", "csv.gz", "tsv", "parquet", "arrow stream", "arrow file", "wet")
+)
 _ENDINGS = {"json": "jsonl", "wet": "warc.wet.gz"}
 
 Row = dict[str, str]

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.support.corpora import IN_EVERY_FORMAT, in_every_format, read
+from tests.support.corpora import IN_EVERY_FORMAT, in_every_format, known, read
 
 FORMATS = IN_EVERY_FORMAT
 ROWS = {f"document {n}": f"text of {n}, " * 9 for n in range(300)}
@@ -72,7 +72,7 @@ def test_a_file_cut_short_is_named_or_costs_one_record(corpora, form, kept):
     assert len(good) >= int(kept * len(ROWS)) - 3
 
 
-@pytest.mark.parametrize("form", ["json", "csv", "tsv"])
+@pytest.mark.parametrize("form", known("json", "csv", "tsv"))
 def test_utf_16_is_named(corpora, form):
     path = path_of(corpora[form])
     path.write_bytes(path.read_text().encode("utf-16"))
@@ -106,10 +106,3 @@ def test_files_of_other_formats_in_a_pattern_are_named(corpora, form):
     assert str(folder) in line
     said = (" cannot be read", "has no column", "is Parquet", "is not JSON lines")
     assert any(words in line for words in said)
-
-
-def test_latin_1_is_left_out_row_by_row(tmp_path):
-    data = "id,text\n" + "".join(f"{n},caf\xe9 {n}\n" for n in range(5)) + "x,plain\n"
-    (tmp_path / "a.csv").write_bytes(data.encode("latin-1"))
-    rows = [(row["id"], row["problem"]) for row in read(f"csv:{tmp_path}/a.csv?validation=0")]
-    assert rows == [*((str(n), "invalid UTF-8") for n in range(5)), ("x", None)]

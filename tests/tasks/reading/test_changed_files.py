@@ -6,7 +6,7 @@ import pytest
 
 from tasks.reading import opening, sources
 from tasks.terminal.command_line import UserError
-from tests.support.corpora import encoded
+from tests.support.corpora import encoded, known
 
 OLD, NEW = "old text\n" * 50_000, "new text\n" * 50_000
 
@@ -99,7 +99,7 @@ def test_a_file_written_again_while_it_is_listed_is_named(path, monkeypatch):
         resolved(path)
 
 
-@pytest.mark.parametrize("form", ["json", "parquet", "arrow", "csv"])
+@pytest.mark.parametrize("form", known("json", "parquet", "arrow", "csv"))
 def test_every_format_notices(tmp_path, form):
     rows = [{"id": f"{n}", "text": "old text"} for n in range(2000)]
     path = tmp_path / "a"

@@ -13,7 +13,7 @@ import zstandard
 from tasks.reading import compression
 from tasks.reading.formats import lines
 from tasks.terminal.command_line import UserError
-from tests.support.corpora import encoded, read
+from tests.support.corpora import encoded, known, read
 
 ROWS = [{"id": f"{n}", "text": f"text {n}, of many"} for n in range(300)]
 LINES = encoded("json", ROWS)
@@ -52,7 +52,7 @@ def texts(spec, *how):
 
 
 @pytest.mark.parametrize(("name", "ending"), ALL_NAMES)
-@pytest.mark.parametrize("form", ["json", "csv", "text", "tsv"])
+@pytest.mark.parametrize("form", known("json", "csv", "text", "tsv"))
 def test_a_compressed_file_is_read_whatever_its_name(tmp_path, monkeypatch, form, name, ending):
     monkeypatch.setattr(lines, "_SMALL_BYTES", 100)
     data = LINES if form == "text" else encoded(form, ROWS)
@@ -161,7 +161,7 @@ def test_damage_is_one_line(tmp_path, name):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("form", ["json", "text", "wet"])
+@pytest.mark.parametrize("form", known("json", "text", "wet"))
 def test_a_file_compressed_twice_is_named(tmp_path, form):
     (tmp_path / "a.gz").write_bytes(gzip.compress(PACK["zstd"](LINES)))
     with pytest.raises(UserError, match=r"a\.gz is compressed twice: decompress it once"):

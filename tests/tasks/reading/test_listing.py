@@ -8,7 +8,7 @@ import pytest
 
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
-from tests.support.corpora import read
+from tests.support.corpora import known, read
 
 
 def listed(text):
@@ -147,7 +147,7 @@ def test_braces_that_are_part_of_names_are_matched_as_before(tmp_path):
         listed(f"text:{tmp_path}/{{x,y}}*")
 
 
-@pytest.mark.parametrize("kind", ["json", "csv", "text"])
+@pytest.mark.parametrize("kind", known("json", "csv", "text"))
 def test_braces_stand_for_alternatives_in_a_store(kind):
     fs = fsspec.filesystem("memory")
     for name in ("ro/a.jsonl", "ro/b.csv", "en/c.jsonl", "en/d.txt"):

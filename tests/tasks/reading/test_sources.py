@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tasks.reading import sources, splits
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
+from tests.support.corpora import known
 from tests.support.packed import zstd
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -203,8 +204,8 @@ def test_every_arrow_type_of_text_is_read(tmp_path, column):
 @pytest.mark.parametrize(
     "kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int8(), pa.binary())]
 )
-@pytest.mark.parametrize("arrow", [False, True])
-def test_ids_of_bytes_are_text(tmp_path, kind, arrow):
+@pytest.mark.parametrize("kind_of_file", known("parquet", "arrow"))
+def test_ids_of_bytes_are_text(tmp_path, kind, kind_of_file):
     values = [b"x1", None, "\u0219".encode(), b"\xff"]
     ids = (
         pa.array(values, pa.binary()).cast(kind)
@@ -212,13 +213,13 @@ def test_ids_of_bytes_are_text(tmp_path, kind, arrow):
         else pa.array(values, pa.binary()).dictionary_encode()
     )
     table = pa.table({"id": ids, "text": list("abcd")})
-    name = "a.arrow" if arrow else "a.parquet"
-    if arrow:
+    name = f"a.{kind_of_file}"
+    if kind_of_file == "arrow":
         with pa.ipc.new_file(str(tmp_path / name), table.schema) as writer:
             writer.write_table(table)
     else:
         pq.write_table(table, tmp_path / name)
-    spec = f"{'arrow' if arrow else 'parquet'}:{tmp_path}/{name}?validation=0"
+    spec = f"{kind_of_file}:{tmp_path}/{name}?validation=0"
     assert [row[1] for row in rows(spec)] == ["x1", f"{name}:1", "\u0219", "b'\\xff'"]
     # A cache of version 0.2.0 has other ids, and keeps them when it is built further.
     old = sources.resolve(sources.parse(spec), rules=2)

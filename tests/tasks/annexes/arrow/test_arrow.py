@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import feather
 
 from tasks.annexes.arrow import arrow
-from tasks.reading import sources
+from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import pieces_and_rows as read
 
@@ -276,3 +276,15 @@ def test_a_damaged_folder_is_one_line(saved, damage, says):
     with pytest.raises(UserError, match=says) as caught:
         read(f"arrow:{saved}")
     assert str(saved) in str(caught.value)
+
+
+def test_folders_of_saved_data_sets_are_languages(tmp_path):
+    for name in ("ro", "en"):
+        datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(tmp_path / name)
+    for end in ("", "/", "/*.arrow"):
+        found = languages.specs([f"arrow:{tmp_path}/{{language}}{end}"], None)
+        assert list(found) == ["en", "ro"]
+        languages.check(found)
+    (tmp_path / "ro" / "state.json").write_text("{}")
+    with pytest.raises(UserError, match=r"language ro: .* save the data set again"):
+        languages.check(languages.specs([f"arrow:{tmp_path}/{{language}}"], None))

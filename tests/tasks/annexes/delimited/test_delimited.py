@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -224,3 +225,29 @@ def test_a_byte_order_mark_alone_has_no_rows(tmp_path):
     (tmp_path / "b.csv").write_text("1,a\n")
     found = texts(f"csv:{tmp_path}/*.csv?columns=id,text&validation=0")
     assert found == [("1", "a", None)]
+
+
+def test_latin_1_is_left_out_row_by_row(tmp_path):
+    data = "id,text\n" + "".join(f"{n},caf\xe9 {n}\n" for n in range(5)) + "x,plain\n"
+    (tmp_path / "a.csv").write_bytes(data.encode("latin-1"))
+    rows = [(row["id"], row["problem"]) for row in read(f"csv:{tmp_path}/a.csv?validation=0")[1]]
+    assert rows == [*((str(n), "invalid UTF-8") for n in range(5)), ("x", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("csv:a?delimiter=%0A", "delimiter must be one ASCII character"),
+        ("csv:a?delimiter=;;", "delimiter must be one ASCII character, or tab, not ';;'"),
+        ('csv:a?delimiter="', "are the same"),
+        ("csv:a?delimiter='&quote='", "delimiter and quote are the same"),
+        ("csv:a?quote=double", "quote must be one ASCII character, or none, not 'double'"),
+        ("csv:a?columns=a,,b", "columns=a,,b has an empty or repeated name"),
+        ("tsv:a?delimiter=;", "only csv, hf have ?delimiter="),
+        ("json:a?columns=a", "only csv, tsv, hf have ?columns="),
+    ],
+)
+def test_a_wrong_option_is_one_line(text, says):
+    with pytest.raises(UserError, match=re.escape(says)) as caught:
+        sources.parse(text)
+    assert "\n" not in str(caught.value)
