@@ -29,7 +29,7 @@ def room(path: pathlib.PurePath) -> str:
 
 
 def is_annex(folder: str) -> bool:
-    return folder.split("/")[1:2] == [ANNEXES]
+    return folder.split("/")[1:2] == [ANNEXES] and folder.count("/") > 1  # the registry is core
 
 
 def lines() -> dict[str, int]:
