@@ -51,7 +51,7 @@ demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, 
 .PHONY: demo-at
 demo-at:
 	$(BIN)/python -m palimpsest run recipes/demo.toml --folder=$(AT)
-	$(BIN)/python -m tasks.make_questions --corpus=python_docs --kinds=seen --output=$(AT)/questions
+	$(BIN)/palimpsest make_questions --corpus=python_docs --kinds=seen --output=$(AT)/questions
 	$(BIN)/python -m trainer.fill --questions=$(AT)/questions/seen.jsonl --model_dir=$(AT)/model \
 	    --max_new_tokens=7
 

@@ -13,15 +13,12 @@ _CORE: dict[str, dict[str, str]] = {
         "vocab train": "vocab.train",
         "vocab train_tokenizer": "vocab.train_tokenizer",
         "vocab report": "vocab.report",
-        "vocab compare": "vocab.compare",
-        "vocab trim": "vocab.trim",
     },
     "caches": {
         "build": "pipeline.build",
         "inspect": "pipeline.inspect",
         "verify": "pipeline.verify",
         "write_pairs": "tasks.write_pairs",
-        "make_questions": "tasks.make_questions",
     },
     "training": {
         "pretrain": "trainer.pretrain",

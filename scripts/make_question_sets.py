@@ -12,7 +12,8 @@ import pathlib
 import random
 from collections.abc import Iterator
 
-from tasks.questions import making, question, sets
+from tasks.annexes.making_questions import making
+from tasks.questions import question, sets
 from tasks.questions.question import Question, of_pair
 
 FILES = pathlib.Path("tasks/questions/files")

@@ -154,7 +154,7 @@ def by_piece(old: TokenIds, new: TokenIds, old_rows: int, new_rows: int) -> Rows
 
 
 def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows: int) -> Rows:
-    """Returns the rows of `new` according to the id_map.json of vocab.train --extend or vocab.trim.
+    """Returns the rows of `new` according to the id_map.json of an extended or cut vocabulary.
 
     `id_map` has the new id of each old id, None if dropped. Raises UserError if it does not fit the
     tables and the vocabulary.

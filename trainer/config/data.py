@@ -261,7 +261,7 @@ class OldVocabularyConfig:
     )
     id_map: str | None = field(
         None,
-        "id_map.json from vocab.train --extend or vocab.trim, which maps old rows to new ones, or "
+        "id_map.json of an extended or cut vocabulary, which maps old rows to new ones, or "
         "its folder; None: match rows by piece",
     )
 

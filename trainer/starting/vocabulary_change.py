@@ -111,7 +111,7 @@ def _by_map(path: str, own: TokenIds, old_rows: int, new_rows: int) -> Rows:
     except (OSError, ValueError) as error:
         raise UserError(f"--init_from_vocabulary.id_map={path}: no JSON file at {place}") from error
     if not isinstance(id_map, list):
-        raise UserError(f"{place} is not an id_map.json of vocab.train or vocab.trim (not a list)")
+        raise UserError(f"{place} is not an id_map.json of a vocabulary (not a list)")
     try:
         return vocabulary_rows.by_map(id_map, own, old_rows, new_rows)
     except UserError as error:

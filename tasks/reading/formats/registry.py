@@ -17,11 +17,8 @@ class _Formats(Mapping[str, Format]):
     """The formats of the core, registered ones, and those of annexes, imported when used."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Format] = {
-            "parquet": Parquet(),
-            "json": JsonLines(),
-            "text": Text(),
-        }
+        parquet, json, text = Parquet(), JsonLines(), Text()
+        self.known: dict[str, Format] = {"parquet": parquet, "json": json, "text": text}
 
     def __getitem__(self, kind: str) -> Format:
         if kind not in self.known:

@@ -168,12 +168,6 @@ def test_what_is_no_part(flags, tmp_path, given):
         command.main(flags(tmp_path, f"--part={given}"))
 
 
-def test_a_part_is_for_this_machine(build, tmp_path):
-    with pytest.raises(UserError, match="--part=1/2 is for processes that work on this machine"):
-        build(tmp_path, "--part=1/2", "--runner=DataflowRunner")
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_others_pieces_count_as_unseen(part, monkeypatch):
     """A part must not give up because of faults that are few in the whole corpus."""
     seen = []

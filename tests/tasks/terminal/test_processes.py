@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tasks import annexes
 from tests.support.child import beginning
 from tests.support.processes import ROOT, completed, launched, started, wait_for
 from tests.support.small_tokenizers import t5
@@ -28,7 +29,12 @@ def corpus(tmp_path):
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 
 
-@pytest.fixture(params=["workers of a dry run", "workers of a cut", "SentencePiece's trainer"])
+CUT = annexes.entries("commands.vocabularies").get("vocab trim")
+
+
+@pytest.fixture(
+    params=["workers of a dry run", *["workers of a cut"] * bool(CUT), "SentencePiece's trainer"]
+)
 def parent(request, corpus, tmp_path):
     """Returns a command that has just started its children, and that runs in a session."""
     if "dry run" in request.param:
@@ -38,7 +44,7 @@ def parent(request, corpus, tmp_path):
     elif "cut" in request.param:
         corpus.with_name("second.txt").write_bytes(corpus.read_bytes())
         model = t5(tmp_path / "t5", corpus.read_text().split()[:2000], 100)
-        words = ["-m", "vocab.trim", f"--vocabulary={model}", f"--corpus=text:{tmp_path}/*.txt",
+        words = ["-m", CUT, f"--vocabulary={model}", f"--corpus=text:{tmp_path}/*.txt",
                  "--workers=2", f"--output={tmp_path}/cut"]  # fmt: skip
     else:
         words = ["-m", "vocab.train", f"--corpus=text:{corpus}", "--vocab_size=8000",

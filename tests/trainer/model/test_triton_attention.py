@@ -1,4 +1,5 @@
 """Fused attention for GPUs equals attention with its logits written out, in every gradient."""
+
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings

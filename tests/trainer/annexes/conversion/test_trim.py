@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from tests.vocab.test_trim import KEPT, written
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tests.support import small_tokenizers
 from tests.trainer.huggingface.conftest import Exported
-from tests.vocab.test_trim import KEPT, written
 from trainer.annexes.conversion import trim
 from trainer.huggingface import model_config, tokenizer
 from vocab.train import add_sentinels

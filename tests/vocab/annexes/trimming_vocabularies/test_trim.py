@@ -9,7 +9,7 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary_changes import trimming, usage
 from tests.support import small_tokenizers
-from vocab import trim as vocab_trim
+from vocab.annexes.trimming_vocabularies import trim as vocab_trim
 
 KEPT = "the list of items is the one that the command reads from the file"
 

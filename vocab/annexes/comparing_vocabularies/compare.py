@@ -1,6 +1,6 @@
 """Compares vocabularies of any kind on the same text.
 
-    python -m vocab.compare --vocabulary=DIR --vocabulary=tokenizer.json --vocabulary=bytes \\
+    palimpsest vocab compare --vocabulary=DIR --vocabulary=tokenizer.json --vocabulary=bytes \\
         --corpus='json:data/{language}/*.jsonl' --output=page.html
 
 Each corpus is sampled once. The report shows, by corpus and by the script of words, tokens and

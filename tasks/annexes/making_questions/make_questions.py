@@ -1,6 +1,6 @@
 """Makes sets of questions from texts, for trainer.evaluate --suite.
 
-    python -m tasks.make_questions --corpus=SPEC --output=FOLDER [--kinds=cloze,order] [--count=200]
+    palimpsest make_questions --corpus=SPEC --output=FOLDER [--kinds=cloze,order] [--count=200]
 
 Writes FOLDER/KIND.jsonl for each kind: cloze (spans of one to three words), long_cloze (words that
 occur 9 to 256 words before), order (two words exchanged), copying (lists of words), arithmetic,
@@ -43,7 +43,8 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Writes the files."""
-    from tasks.questions import making, question, sets
+    from tasks.annexes.making_questions import making
+    from tasks.questions import question, sets
 
     unknown = [each for each in flags.kinds if each not in making.KINDS]
     if unknown or not flags.kinds:

@@ -1,6 +1,6 @@
 """Cuts a vocabulary to the pieces that a corpus needs.
 
-    python -m vocab.trim --vocabulary=mt5-small --corpus='parquet:ro/*.parquet' --output=DIR
+    palimpsest vocab trim --vocabulary=mt5-small --corpus='parquet:ro/*.parquet' --output=DIR
 
 Writes the smaller vocabulary, of the same kind and with the same special ids, report.json,
 manifest.json and id_map.json, which maps each old id to its new id or null.

@@ -8,7 +8,8 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tests.support import corpora, small_tokenizers
 from tests.support.pages import Page
-from vocab import compare, fit
+from vocab import fit
+from vocab.annexes.comparing_vocabularies import compare
 
 LINES = {
     "en": ["the cat sat, 12 cats.", "A Cat\tand a hat", "plain words only here"] * 20,

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tasks import make_questions
-from tasks.questions import baselines, making, question, sets
+from tasks.annexes.making_questions import make_questions, making
+from tasks.questions import baselines, question, sets
 from tasks.terminal.command_line import UserError
 
 

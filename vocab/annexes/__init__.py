@@ -1,0 +1,1 @@
+"""Annexes, each of which can be deleted (see tasks/annexes/__init__.py)."""

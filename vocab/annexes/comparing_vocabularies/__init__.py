@@ -1,0 +1,1 @@
+"""Vocabularies compared on the same texts."""

@@ -1,0 +1,1 @@
+"""Vocabularies cut to the pieces of a text."""
