@@ -28,6 +28,8 @@ IN_EVERY_FORMAT = known(
 )
 _ENDINGS = {"json": "jsonl", "wet": "warc.wet.gz"}
 
+# A sentence whose pieces a cut vocabulary keeps.
+KEPT = "the list of items is the one that the command reads from the file"
 Row = dict[str, str]
 
 
@@ -135,3 +137,10 @@ def pieces_and_rows(
 def read(spec: str, *how: Any, **more: Any) -> list[dict[str, Any]]:
     """Returns the documents of a corpus; see `pieces_and_rows`."""
     return pieces_and_rows(spec, *how, **more)[1]
+
+
+def written(tmp_path):
+    """Writes a corpus and returns its SPEC."""
+    lines = [json.dumps({"id": str(n), "text": f"{KEPT} {n % 2}"}) for n in range(9)]
+    (tmp_path / "kept.jsonl").write_text("\n".join(lines))
+    return f"json:{tmp_path}/kept.jsonl"

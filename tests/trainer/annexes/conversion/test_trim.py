@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tests.vocab.test_trim import KEPT, written
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tests.support import small_tokenizers
+from tests.support.corpora import KEPT, written
 from tests.trainer.huggingface.conftest import Exported
 from trainer.annexes.conversion import trim
 from trainer.huggingface import model_config, tokenizer

@@ -9,16 +9,8 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary_changes import trimming, usage
 from tests.support import small_tokenizers
+from tests.support.corpora import KEPT, written
 from vocab.annexes.trimming_vocabularies import trim as vocab_trim
-
-KEPT = "the list of items is the one that the command reads from the file"
-
-
-def written(tmp_path):
-    """Writes a corpus and returns its SPEC."""
-    lines = [json.dumps({"id": str(n), "text": f"{KEPT} {n % 2}"}) for n in range(9)]
-    (tmp_path / "kept.jsonl").write_text("\n".join(lines))
-    return f"json:{tmp_path}/kept.jsonl"
 
 
 @pytest.fixture
