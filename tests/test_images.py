@@ -83,8 +83,8 @@ def test_the_trainer_image_is_for_tpus_and_runs_any_command():
     assert shown.returncode == 0
     assert "--model_dir" in shown.stdout
     text = (ROOT / "docker/Dockerfile.trainer").read_text()
-    modules = re.findall(r"IMAGE (\S+) --", text)
-    assert modules == ["trainer.pretrain", "trainer.annexes.planning.plan"]
+    modules = re.findall(r"IMAGE ([\w. ]+) --", text)
+    assert modules == ["trainer.pretrain", "palimpsest plan"]
 
 
 def test_the_image_of_workers_has_the_beam_of_the_constraints():

@@ -21,7 +21,8 @@ import sys
 from trainer.config.presets import model_preset
 from trainer.model.spec import model_spec
 model_spec(model_preset(sys.argv[1]))
-print([name for name in sys.modules if ".annexes." in name])
+loaded = [name for name in sys.modules if ".annexes." in name and name.count(".") > 2]
+print([name for name in loaded if not name.endswith(".options")])  # dataclasses of flags
 """
 
 
