@@ -42,11 +42,15 @@ class Difference(Exception):
 
 
 class Kill(NamedTuple):
-    """A signal at the `event`-th use of a folder by a fork, or, if that is 0, after `seconds`."""
+    """A signal at the `event`-th use of a folder by a fork, or, if that is 0, after `seconds`.
+
+    If it is `late`, they count from when the command does its work.
+    """
 
     number: signal.Signals
     event: int = 0
     seconds: float = 0
+    late: bool = False
 
     def __str__(self) -> str:
         when = f"event {self.event}" if self.event else f"{self.seconds:.3f} s"
@@ -205,6 +209,10 @@ class Command:
     def _doing(self) -> str:
         return "running"
 
+    def is_working(self) -> bool:
+        """Returns whether it has begun what it is for, after imports."""
+        return True
+
     def wait_until(self, condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> bool:
         """Waits for `condition`; returns False if the command ends first or `seconds` pass."""
         end = time.monotonic() + seconds
@@ -284,7 +292,10 @@ class Command:
         if kill is None:
             return self.wait()
         if not kill.event:
-            self.wait_until(lambda: time.monotonic() > self._begin + kill.seconds)
+            if kill.late:
+                self.wait_until(self.is_working)
+            begin = time.monotonic() if kill.late else self._begin
+            self.wait_until(lambda: time.monotonic() > begin + kill.seconds)
             return self.end(kill.number)
         self.wait()
         return self.check_end(kill.number)
@@ -348,8 +359,10 @@ def draw_kills(generator: random.Random, undisturbed: Done, count: int) -> list[
         if undisturbed.events and generator.random() < 0.75:
             kills.append(Kill(number, generator.randint(1, max(1, undisturbed.events >> before))))
         else:
-            seconds = generator.uniform(0, undisturbed.seconds / (1 + before))
-            kills.append(Kill(number, seconds=seconds))
+            # A fresh process imports for most of its time.
+            late = not undisturbed.events and generator.random() < 0.9
+            most = undisturbed.seconds / (4 if late else 1 + before)
+            kills.append(Kill(number, 0, generator.uniform(0, most), late))
     return kills
 
 

@@ -37,59 +37,13 @@ _BATCH = 1000
 _KINDS = ("byte-level BPE", "BPE", "unigram", "WordPiece")
 _TOKENS = ("<|endoftext|>", "<unk>", "<s>", "</s>", "[CLS]", "<extra>", "<0x41>", "▁the", "  ")
 _ODD = (
-    *_TOKENS,
-    "<extra_id_0>",
-    "<|endoftext|",
-    "<extra_id_",
-    "'s",
-    "'LL",
-    "'ſ",
-    "don't",
-    "\0",
-    "\x01",
-    "\0\0",
-    "\x7f",
-    " ",
-    "   ",
-    "\t",
-    "\n",
-    "\r\n",
-    "\n\n  ",
-    "\u00a0",
-    "\u2028",
-    "\u3000",
-    "\x85",
-    "\u200b",
-    "\ufeff",
-    "e\u0301",
-    "a" + "\u0301\u0323" * 3,
-    "x" * 16,
-    "ab" * 20,
-    "-" * 70,
-    "12345",
-    "Ⅷ²",
-    "１２",
-    "ﬁ",
-    "ﷺ",
-    "中文字",
-    "日本語の",
-    "ก็นี้",
-    "한각",
-    "\u1100\u1161\u11a8",
-    "🇷🇴",
-    "\ufffd",
-    "👩\u200d👩\u200d👧",
-    "“quoted”",
-    "…",
-    "naïve",
-    "Straße",
-    "İ",
-    "ș",
-    "Ţ",
-    "\U0010ffff",
-    "#include",
-    "\u202bעברית\u202c",
-)
+    *_TOKENS, "<extra_id_0>", "<|endoftext|", "<extra_id_", "'s", "'LL", "'ſ", "don't", "\0",
+    "\x01", "\0\0", "\x7f", " ", "   ", "\t", "\n", "\r\n", "\n\n  ", "\u00a0", "\u2028",
+    "\u3000", "\x85", "\u200b", "\ufeff", "e\u0301", "a" + "\u0301\u0323" * 3, "x" * 16,
+    "ab" * 20, "-" * 70, "12345", "Ⅷ²", "１２", "ﬁ", "ﷺ", "中文字", "日本語の", "ก็นี้", "한각",
+    "\u1100\u1161\u11a8", "🇷🇴", "\ufffd", "👩\u200d👩\u200d👧", "“quoted”", "…", "naïve", "Straße",
+    "İ", "ș", "Ţ", "\U0010ffff", "#include", "\u202bעברית\u202c",
+)  # fmt: skip
 # Too long for every batch: one for each tokenizer.
 _LONG = (
     lambda draw: draw.choice("a é中\n\0▁") * (1_000_000 // draw.choice((1, 8))),
@@ -202,9 +156,8 @@ class Trial:
             )
         else:
             made = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=30))
-            bert = normalizers.BertNormalizer(
-                **{name: draw.random() < 0.5 for name in ("clean_text", "lowercase")}
-            )
+            drawn = {name: draw.random() < 0.5 for name in ("clean_text", "lowercase")}
+            bert = normalizers.BertNormalizer(**drawn)
             steps = [bert, draw.choice([normalizers.NFKD(), normalizers.Lowercase()])]
             normaliser = draw.choice([bert, normalizers.Sequence(draw.sample(steps, 2))])
             made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -224,14 +177,8 @@ class Trial:
         if whole and is_bytes and not tokens:
             vocab |= {f"Ġ{word}": first + len(vocab) + n for n, word in enumerate(("zzz", "qqqq"))}
         value["model"]["vocab"] = vocab
-        rules = (
-            pattern if is_bytes and not prefix else "",
-            prefix,
-            whole,
-            normaliser,
-            tokens,
-            first,
-        )
+        split_by = pattern if is_bytes and not prefix else ""
+        rules = (split_by, prefix, whole, normaliser, tokens, first)
         return json.dumps(value).encode(), f"{self.kind} {rules}"
 
 
