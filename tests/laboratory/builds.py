@@ -145,7 +145,7 @@ class Trial:
         self._languages = pick(([""], [""], [""], ["ro", "en"], ["x", "ro", "en"]))
         if self.is_large and self._number % 2 == 0:  # not every fault knows languages
             self._languages = [""]
-        kinds = [texts.draw_kind(self.random, self._pairs) for _ in self._languages]
+        kinds = [self._draw_kind() for _ in self._languages]
         if self._is_pattern:
             kinds = kinds[:1] * len(kinds)
         if self.is_large:
@@ -164,10 +164,16 @@ class Trial:
         if self._kind == "t5" and not self._pairs and chance() < 0.7:
             self._objective = "span_corruption"
 
+    def _draw_kind(self) -> texts.Kind:
+        absent = {"csv", "tsv", "arrow", "wet"} - {*annexes.entries("formats")}
+        return texts.draw_kind(
+            self.random, self._pairs, absent, archives=bool(annexes.entries("archives"))
+        )
+
     def _of_large(self, kind: texts.Kind) -> texts.Kind:
         # A file of this format has one document; a takedown by a search's list refuses equal ids.
         while kind.format == "file" or kind.ids == "repeated":
-            kind = texts.draw_kind(self.random, self._pairs)
+            kind = self._draw_kind()
         return kind._replace(longest=_LARGE_WORDS)
 
     @property

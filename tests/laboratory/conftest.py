@@ -1,5 +1,5 @@
-"""The cache and the corpus of the trainer's tests."""
+"""The cache of the trainer's tests."""
 
-from tests.trainer.conftest import many_shards, text_cache
+from tests.trainer.conftest import text_cache
 
-__all__ = ["many_shards", "text_cache"]
+__all__ = ["text_cache"]

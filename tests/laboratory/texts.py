@@ -13,7 +13,7 @@ import lzma
 import random
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -99,12 +99,16 @@ class Kind(NamedTuple):
         return f".{self.reader}{self.packing}{self.archive}"
 
 
-def draw_kind(generator: random.Random, pairs: bool) -> Kind:
+def draw_kind(
+    generator: random.Random, pairs: bool, absent: Container[str] = (), archives: bool = True
+) -> Kind:
+    """Draws a kind of none of the formats that are `absent`, perhaps in archives."""
     pick = generator.choice
-    form = pick(_PAIRED if pairs else _FORMATS)
+    form = pick([each for each in (_PAIRED if pairs else _FORMATS) if each not in absent])
     nested, tables = form in ("json", "array", *_TABLES), form in _TABLES
     packing = pick(("", ".gz")) if form == "wet" else "" if tables else pick(("", *_PACKED))
-    archive = "" if tables or packing else pick(("", "", ".tar", ".tar.gz", ".zip"))
+    in_files = tables or packing or not archives
+    archive = "" if in_files else pick(("", "", ".tar", ".tar.gz", ".zip"))
     ids = ["places", *["column", "repeated"] * (form not in _PLAIN)]
     ids += ["numbers", "nested"] * nested + ["bytes"] * tables
     return Kind(

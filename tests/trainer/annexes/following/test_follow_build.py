@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shutil
 import signal
 
@@ -10,6 +11,7 @@ from pyarrow import parquet
 
 from tests.laboratory.comparing import run_differences
 from tests.laboratory.followed import Pair
+from tests.laboratory.sample import sample
 from tests.support.servers.gcs import GcsServer
 from tests.trainer.conftest import assert_one_line, command, shard_bytes_of
 
@@ -100,6 +102,26 @@ def documents(cache, split, shard):
     """Returns the ids of the documents of a shard."""
     (path,) = cache.glob(f"{split}.documents-{shard:05d}-*")
     return parquet.read_table(path, columns=["id"]).column("id").to_pylist()
+
+
+@pytest.mark.slow
+def test_kills_of_builds_and_runs_leave_no_trace(text_cache, many_shards, tmp_path):
+    words = (
+        *("--task=rlm_span_corruption", "--kills=4", "--steps=60", f"--corpus=text:{many_shards}"),
+        f"--shard_bytes={shard_bytes_of(many_shards)}",
+        f"--vocabulary={text_cache.parents[1]}/vocabulary",
+    )
+    code, counts, output = sample(tmp_path, "followed", *words)
+    assert code == 0, output
+    assert counts["kills"] >= 4
+    assert any("waiting for" in what for what in counts)
+
+
+def test_a_build_that_fails_ends_the_trials(text_cache, tmp_path):
+    words = ("--corpus=text:/nowhere.txt", f"--vocabulary={text_cache.parents[1]}/vocabulary")
+    code, _, output = sample(tmp_path, "followed", *words)
+    assert code == 2
+    assert re.search("a build ended with 2: .*nowhere", output), output
 
 
 @pytest.mark.google
