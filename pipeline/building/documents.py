@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.building import lost_text
+from pipeline.building.rows import sums
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import EXCLUDED
@@ -105,7 +106,7 @@ class _Column(NamedTuple):
 
     @property
     def totals(self) -> np.ndarray:
-        return _sums(self.lengths, self.stretches)
+        return sums(self.lengths, self.stretches)
 
 
 def write(
@@ -226,7 +227,7 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
         ]
         parts = np.array(list(map(len, parted)), np.int64)
         texts = pa.array([part for each in parted for part in each], texts.type)
-        sizes = _sums(tokenize.text_bytes(texts), parts)
+        sizes = sums(tokenize.text_bytes(texts), parts)
     tokens, lengths = tokenizer.encode(texts)
     of_parts = np.repeat(np.arange(len(parts)), parts)
     failures = {int(of_parts[number]): why for number, why in tokenizer.failures.items()}
@@ -234,25 +235,25 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
     if reader.speller:
         tokens, lengths, here, why = reader.speller(texts, tokens, lengths)
         failures |= {int(of_parts[number]): text for number, text in why.items()}
-        kept = {name: _sums(each, parts) > 0 for name, each in here.items()}
+        kept = {name: sums(each, parts) > 0 for name, each in here.items()}
         keeps = reader.speller.choices[SENTINELS] == KEEP
     tokens, lengths, spelt = tokenize.without_special(reader.vocabulary, tokens, lengths, keeps)
     if len(limits.tokens) > 1:  # the next column overwrites the tokenizer's buffer
         tokens, lengths = tokens.copy(), lengths.copy()
-    lost = _sums(lost_text.of_texts(texts, tokens, lengths, reader.vocabulary), parts)
+    lost = sums(lost_text.of_texts(texts, tokens, lengths, reader.vocabulary), parts)
     measured = lost_text.Sizes(sizes, lost)
     if len(parts) < len(lengths):
         spelt = np.maximum.reduceat(spelt, np.cumsum(parts) - parts)
         # Drop stretches without tokens, except the first one of a side that has no tokens at all.
         filled = lengths > 0
-        filled[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
-        lengths, parts = lengths[filled], _sums(filled, parts)
+        filled[(np.cumsum(parts) - parts)[sums(lengths, parts) == 0]] = True
+        lengths, parts = lengths[filled], sums(filled, parts)
     if most and (lengths > most).any():
-        long = long | (_sums(lengths > most, parts) > 0)
+        long = long | (sums(lengths > most, parts) > 0)
         if limits.too_long == SPLIT:
             counts = np.maximum(-(-lengths // most), 1)
             last = lengths - (counts - 1) * most
-            parts = _sums(counts, parts)
+            parts = sums(counts, parts)
             lengths = np.full(int(counts.sum()), most, np.int64)
             lengths[np.cumsum(counts) - 1] = last
         else:
@@ -272,12 +273,6 @@ def _parts(text: str, limits: Limits) -> list[str]:
     if limits.too_long == CUT:
         return [next(parts).decode()]
     return [part.decode() for part in parts if part.strip()] or [""]
-
-
-def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns int64 sums of consecutive groups of values; `counts` are their sizes, at least 1."""
-    values = np.asarray(values, np.int64)
-    return np.add.reduceat(values, np.cumsum(counts) - counts) if len(values) else values
 
 
 def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:

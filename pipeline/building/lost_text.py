@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pipeline.building.rows import sums
 from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 
@@ -26,7 +27,7 @@ class Sizes(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """What a column's documents lost, out of `bytes` of text."""
+    """The text that a column's documents lost, out of `bytes`."""
 
     bytes: int
     lost: int
@@ -52,13 +53,6 @@ def _known(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> d
         number: int(sizes[tokens[ends[number] - lengths[number] : ends[number]]].sum())
         for number in np.unique(np.searchsorted(ends, places, "right")).tolist()
     }
-
-
-def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns int64 sums of consecutive groups of values, which may be empty."""
-    until = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    ends = np.cumsum(lengths)
-    return until[ends] - until[ends - lengths]
 
 
 def of_texts(
@@ -90,9 +84,9 @@ def after_cut(
     known, unknown = vocabulary.piece_bytes[tokens], tokens == vocabulary.special.of_unknown_text
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
     kept = np.arange(len(tokens)) - starts < most
-    share = _sums(unknown & kept, lengths) / np.maximum(_sums(unknown, lengths), 1)
+    share = sums(unknown & kept, lengths) / np.maximum(sums(unknown, lengths), 1)
     lost = np.round(sizes.lost * share).astype(np.int64)
-    before, after = _sums(known, lengths) + sizes.lost, _sums(known * kept, lengths) + lost
+    before, after = sums(known, lengths) + sizes.lost, sums(known * kept, lengths) + lost
     return Sizes(np.round(sizes.bytes * (after / np.maximum(before, 1))).astype(np.int64), lost)
 
 
