@@ -100,7 +100,7 @@ class _Column(NamedTuple):
     spelt: np.ndarray  # int64 [documents], the first special token that it contains; -1 for none
     long: np.ndarray  # bool [documents], is too long
     bytes: np.ndarray  # int64 [documents], UTF-8 bytes
-    sizes: lost_text.Sizes  # of what is kept of each document
+    sizes: lost_text.Sizes
     failures: dict[int, str]  # index of a document -> why it cannot be encoded
     kept: dict[str, np.ndarray]  # SENTINELS or SPECIAL_TOKENS -> bool [documents], kept as chosen
 
@@ -138,7 +138,7 @@ def write(
     split = np.maximum.reduce([each.stretches for each in columns.values()])[kept]
     chosen = {name: _chosen(each, kept, split) for name, each in columns.items()}
     names = _numbered(ids if kept.all() else ids.filter(arrow.of_mask(kept)), split)
-    left_out = 0
+    documents_R, left_out = np.repeat(np.flatnonzero(kept), split), 0
     if excluding and (split > 1).any():
         of_parts = np.repeat(np.array(places.to_pylist(), object)[kept], split)
         there = np.ones(len(names), bool)
@@ -148,10 +148,11 @@ def write(
         left_out = int((~there).sum())
         names = names.filter(arrow.of_mask(there))
         chosen = {name: _of_rows(*each, there) for name, each in chosen.items()}
+        documents_R = documents_R[there]
     for name, each in columns.items():
-        size, lost = (int(sizes[kept].sum()) for sizes in each.sizes)
-        alone = lost_text.alone(*chosen[name], reader.vocabulary) if lost else 0
-        writer.lose(name, lost_text.Lost(size, lost, alone))
+        writer.lose(
+            name, lost_text.of_rows(each.sizes, chosen[name], documents_R, reader.vocabulary)
+        )
     if writer.unit is Unit.PAIR:
         made: Documents | Pairs = Pairs(names, *chosen["inputs"], *chosen["targets"])
     else:
@@ -241,7 +242,9 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
     if len(limits.tokens) > 1:  # the next column overwrites the tokenizer's buffer
         tokens, lengths = tokens.copy(), lengths.copy()
     lost = sums(lost_text.of_texts(texts, tokens, lengths, reader.vocabulary), parts)
-    measured = lost_text.Sizes(sizes, lost)
+    whole = None
+    if len(parts) < len(lengths) or (most and (lengths > most).any()):
+        whole = lost_text.counted(tokens, sums(lengths, parts), reader.vocabulary)
     if len(parts) < len(lengths):
         spelt = np.maximum.reduceat(spelt, np.cumsum(parts) - parts)
         # Drop stretches without tokens, except the first one of a side that has no tokens at all.
@@ -257,11 +260,10 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
             lengths = np.full(int(counts.sum()), most, np.int64)
             lengths[np.cumsum(counts) - 1] = last
         else:
-            if limits.too_long == CUT:
-                measured = lost_text.after_cut(measured, (tokens, lengths), most, reader.vocabulary)
             starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = tokens[np.arange(len(tokens)) - starts < most]
             lengths = np.minimum(lengths, most)
+    measured = lost_text.Sizes(sizes, lost, whole)
     return _Column(tokens, lengths, parts, spelt, long, sizes, measured, failures, kept)
 
 
