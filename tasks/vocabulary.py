@@ -408,7 +408,7 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
 
 
 def _refuse_order(name: str, pieces: list[str], first: int) -> NoReturn:
-    """Raises UserError for sentinels that are not the last ids; `first` is that of <extra_id_0>."""
+    """Raises UserError because sentinels are not the last ids; <extra_id_0> has the id `first`."""
     says = f"{name} has {sentinel_piece(0)} as id {first}, and sentinels must be the last ids, "
     if _own_sentinels(pieces[: first + 1]) < 2:
         raise UserError(

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.building import lost_text
+from pipeline.building.rows import sums
 from pipeline.building.write import ShardWriter
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import EXCLUDED
@@ -99,13 +100,13 @@ class _Column(NamedTuple):
     spelt: np.ndarray  # int64 [documents], the first special token that it contains; -1 for none
     long: np.ndarray  # bool [documents], is too long
     bytes: np.ndarray  # int64 [documents], UTF-8 bytes
-    sizes: lost_text.Sizes  # of what is kept of each document
+    sizes: lost_text.Sizes
     failures: dict[int, str]  # index of a document -> why it cannot be encoded
     kept: dict[str, np.ndarray]  # SENTINELS or SPECIAL_TOKENS -> bool [documents], kept as chosen
 
     @property
     def totals(self) -> np.ndarray:
-        return _sums(self.lengths, self.stretches)
+        return sums(self.lengths, self.stretches)
 
 
 def write(
@@ -137,7 +138,7 @@ def write(
     split = np.maximum.reduce([each.stretches for each in columns.values()])[kept]
     chosen = {name: _chosen(each, kept, split) for name, each in columns.items()}
     names = _numbered(ids if kept.all() else ids.filter(arrow.of_mask(kept)), split)
-    left_out = 0
+    documents_R, left_out = np.repeat(np.flatnonzero(kept), split), 0
     if excluding and (split > 1).any():
         of_parts = np.repeat(np.array(places.to_pylist(), object)[kept], split)
         there = np.ones(len(names), bool)
@@ -147,10 +148,11 @@ def write(
         left_out = int((~there).sum())
         names = names.filter(arrow.of_mask(there))
         chosen = {name: _of_rows(*each, there) for name, each in chosen.items()}
+        documents_R = documents_R[there]
     for name, each in columns.items():
-        size, lost = (int(sizes[kept].sum()) for sizes in each.sizes)
-        alone = lost_text.alone(*chosen[name], reader.vocabulary) if lost else 0
-        writer.lose(name, lost_text.Lost(size, lost, alone))
+        writer.lose(
+            name, lost_text.of_rows(each.sizes, chosen[name], documents_R, reader.vocabulary)
+        )
     if writer.unit is Unit.PAIR:
         made: Documents | Pairs = Pairs(names, *chosen["inputs"], *chosen["targets"])
     else:
@@ -226,7 +228,7 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
         ]
         parts = np.array(list(map(len, parted)), np.int64)
         texts = pa.array([part for each in parted for part in each], texts.type)
-        sizes = _sums(tokenize.text_bytes(texts), parts)
+        sizes = sums(tokenize.text_bytes(texts), parts)
     tokens, lengths = tokenizer.encode(texts)
     of_parts = np.repeat(np.arange(len(parts)), parts)
     failures = {int(of_parts[number]): why for number, why in tokenizer.failures.items()}
@@ -234,33 +236,34 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
     if reader.speller:
         tokens, lengths, here, why = reader.speller(texts, tokens, lengths)
         failures |= {int(of_parts[number]): text for number, text in why.items()}
-        kept = {name: _sums(each, parts) > 0 for name, each in here.items()}
+        kept = {name: sums(each, parts) > 0 for name, each in here.items()}
         keeps = reader.speller.choices[SENTINELS] == KEEP
     tokens, lengths, spelt = tokenize.without_special(reader.vocabulary, tokens, lengths, keeps)
     if len(limits.tokens) > 1:  # the next column overwrites the tokenizer's buffer
         tokens, lengths = tokens.copy(), lengths.copy()
-    lost = _sums(lost_text.of_texts(texts, tokens, lengths, reader.vocabulary), parts)
-    measured = lost_text.Sizes(sizes, lost)
+    lost = sums(lost_text.of_texts(texts, tokens, lengths, reader.vocabulary), parts)
+    whole = None
+    if len(parts) < len(lengths) or (most and (lengths > most).any()):
+        whole = lost_text.counted(tokens, sums(lengths, parts), reader.vocabulary)
     if len(parts) < len(lengths):
         spelt = np.maximum.reduceat(spelt, np.cumsum(parts) - parts)
         # Drop stretches without tokens, except the first one of a side that has no tokens at all.
         filled = lengths > 0
-        filled[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
-        lengths, parts = lengths[filled], _sums(filled, parts)
+        filled[(np.cumsum(parts) - parts)[sums(lengths, parts) == 0]] = True
+        lengths, parts = lengths[filled], sums(filled, parts)
     if most and (lengths > most).any():
-        long = long | (_sums(lengths > most, parts) > 0)
+        long = long | (sums(lengths > most, parts) > 0)
         if limits.too_long == SPLIT:
             counts = np.maximum(-(-lengths // most), 1)
             last = lengths - (counts - 1) * most
-            parts = _sums(counts, parts)
+            parts = sums(counts, parts)
             lengths = np.full(int(counts.sum()), most, np.int64)
             lengths[np.cumsum(counts) - 1] = last
         else:
-            if limits.too_long == CUT:
-                measured = lost_text.after_cut(measured, (tokens, lengths), most, reader.vocabulary)
             starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = tokens[np.arange(len(tokens)) - starts < most]
             lengths = np.minimum(lengths, most)
+    measured = lost_text.Sizes(sizes, lost, whole)
     return _Column(tokens, lengths, parts, spelt, long, sizes, measured, failures, kept)
 
 
@@ -272,12 +275,6 @@ def _parts(text: str, limits: Limits) -> list[str]:
     if limits.too_long == CUT:
         return [next(parts).decode()]
     return [part.decode() for part in parts if part.strip()] or [""]
-
-
-def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns int64 sums of consecutive groups of values; `counts` are their sizes, at least 1."""
-    values = np.asarray(values, np.int64)
-    return np.add.reduceat(values, np.cumsum(counts) - counts) if len(values) else values
 
 
 def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:

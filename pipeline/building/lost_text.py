@@ -1,6 +1,6 @@
 """The text that unknown tokens stand for: one may be a long run of characters, in SentencePiece.
 
-Sizes are UTF-8 bytes without white space, of texts that the vocabulary has normalised: what
+Texts are compared with tokens as the vocabulary normalises them, without white space: what
 normalisation changes is not lost.
 """
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pipeline.building.rows import sums
 from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 
@@ -19,22 +20,24 @@ _SPACES = b" \t\n\v\f\r"
 
 
 class Sizes(NamedTuple):
-    """Sizes of a column's documents, int64 [documents]."""
+    """What a column's documents hold, each int64 [documents]."""
 
     bytes: np.ndarray  # UTF-8 bytes of all text
     lost: np.ndarray  # those that unknown tokens stand for
+    # Of documents that are cut or split: bytes that known tokens stand for, number of unknown ones.
+    whole: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Lost(NamedTuple):
-    """What a column's documents lost, out of `bytes` of text."""
+    """The text that a column's rows lost, out of `bytes`."""
 
     bytes: int
     lost: int
-    documents: int  # number of those that lost all their text
+    rows: int  # number of those that lost all their text
 
 
 def _normalised(text: str, vocabulary: Vocabulary) -> int:
-    """Returns the size of a text as the vocabulary normalises it."""
+    """Returns the UTF-8 bytes of a text as the vocabulary normalises it, without white space."""
     raw = text.encode()
     rest = _ASCII.sub(b" ", raw)
     removed = len(raw.translate(None, _SPACES)) - len(rest.translate(None, _SPACES))
@@ -54,17 +57,12 @@ def _known(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> d
     }
 
 
-def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns int64 sums of consecutive groups of values, which may be empty."""
-    until = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    ends = np.cumsum(lengths)
-    return until[ends] - until[ends - lengths]
-
-
 def of_texts(
     texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary
 ) -> np.ndarray:
-    """Returns int64 [texts], the bytes of each that no known token stands for.
+    """Returns int64 [texts], the UTF-8 bytes of each that no known token stands for.
+
+    They are at most the text's own bytes, even if normalisation makes it longer.
 
     Args:
       tokens: int32, of all texts, one after another.
@@ -72,30 +70,60 @@ def of_texts(
     """
     lost = np.zeros(len(texts), np.int64)
     for number, known in _known(tokens, lengths, vocabulary).items():
-        lost[number] = max(_normalised(texts[number].as_py(), vocabulary) - known, 0)
+        text = texts[number].as_py()
+        size, own = _normalised(text, vocabulary), len(text.encode())
+        lost[number] = round(max(size - known, 0) * min(own / max(size, 1), 1))
     return lost
 
 
-def after_cut(
-    sizes: Sizes, whole: tuple[np.ndarray, np.ndarray], most: int, vocabulary: Vocabulary
-) -> Sizes:
-    """Returns the sizes of documents after a cut to `most` tokens.
+def counted(
+    tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (bytes that known tokens stand for, number of unknown tokens), int64 [texts]."""
+    unknown = tokens == vocabulary.special.of_unknown_text
+    return sums(vocabulary.piece_bytes[tokens], lengths), sums(unknown, lengths)
+
+
+def of_rows(
+    sizes: Sizes,
+    rows: tuple[np.ndarray, np.ndarray],
+    documents_R: np.ndarray,
+    vocabulary: Vocabulary,
+) -> Lost:
+    """Returns what rows lost that hold documents, or parts of them.
 
     Args:
-      whole: the tokens before, one document after another, and their numbers.
+      rows: their tokens, one row after another, and int64 [rows], tokens of each.
+      documents_R: int64 [rows], the document of each.
 
-    Unknown tokens of a document are taken to stand for equally much of it.
+    Tokens of a document are taken to stand for equally much of its text, known and unknown ones
+    each for their share.
     """
-    tokens, lengths = whole
-    known, unknown = vocabulary.piece_bytes[tokens], tokens == vocabulary.special.of_unknown_text
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    kept = np.arange(len(tokens)) - starts < most
-    share = _sums(unknown & kept, lengths) / np.maximum(_sums(unknown, lengths), 1)
-    lost = np.round(sizes.lost * share).astype(np.int64)
-    before, after = _sums(known, lengths) + sizes.lost, _sums(known * kept, lengths) + lost
-    return Sizes(np.round(sizes.bytes * (after / np.maximum(before, 1))).astype(np.int64), lost)
+    bytes_R, lost_R = sizes.bytes[documents_R], sizes.lost[documents_R]
+    if sizes.whole is not None:
+        known_D, unknown_D = sizes.whole
+        known_R, unknown_R = counted(*rows, vocabulary)
+        spelt_R = _divided(bytes_R - lost_R, known_R, known_D, documents_R)
+        lost_R = _divided(lost_R, unknown_R, unknown_D, documents_R)
+        bytes_R = spelt_R + lost_R
+    lost = int(lost_R.sum())
+    return Lost(int(bytes_R.sum()), lost, _alone(*rows, vocabulary) if lost else 0)
 
 
-def alone(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> int:
-    """Returns the number of documents with unknown tokens and no known ones but white space."""
+def _divided(
+    whole_R: np.ndarray, counts_R: np.ndarray, counts_D: np.ndarray, documents_R: np.ndarray
+) -> np.ndarray:
+    """Returns each row's part of its document's `whole_R`; all rows of a document have all of it.
+
+    It is by a row's share `counts_R` of the document's `counts_D`. `documents_R` is sorted.
+    """
+    until_R = np.cumsum(counts_R)
+    firsts_R = np.searchsorted(documents_R, documents_R)
+    until_R -= (until_R - counts_R)[firsts_R]
+    of_R = np.maximum(counts_D[documents_R], 1)
+    return whole_R * until_R // of_R - whole_R * (until_R - counts_R) // of_R
+
+
+def _alone(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> int:
+    """Returns the number of rows with unknown tokens and no known ones but white space."""
     return sum(known == 0 for known in _known(tokens, lengths, vocabulary).values())

@@ -1,4 +1,4 @@
-"""Encoder of rows as TFRecords, in the format of tasks/cache/records.py."""
+"""Rows of tokens: sums over them, and their TFRecords in the format of tasks/cache/records.py."""
 
 import ctypes
 
@@ -11,6 +11,13 @@ from tasks.cache.records import FRAMING_BYTES
 # varints.
 _OVERHEAD = FRAMING_BYTES + 100
 _SURPLUS = 8  # the encoder writes up to 7 bytes too many
+
+
+def sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns int64 [groups], sums of consecutive groups of values; `lengths` may be 0."""
+    until = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    ends = np.cumsum(lengths)
+    return until[ends] - until[ends - lengths]
 
 
 def framed(

@@ -1,6 +1,7 @@
 """Text that a build's vocabulary cannot spell: how much there is, and which characters."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -130,7 +131,8 @@ def _lost(job: graph.Job, loaded: Vocabulary) -> str:
     """Returns the characters most often lost at the beginning of the corpus, for a message."""
     counts, characters, has_lines = Counter[str](), 0, False
     for text in _texts(job):
-        counts.update(loaded.codec.normalize(loaded.unknown_text(text)))
+        lost_here = loaded.codec.normalize(loaded.unknown_text(text))
+        counts.update(unicodedata.normalize("NFC", lost_here))  # as in the corpus, not in parts
         has_lines |= "\n" in text
         characters += len(text)
         if characters > _READ_CHARACTERS:

@@ -113,7 +113,7 @@ class ShardWriter:
 
     def lose(self, column: str, lost: Lost) -> None:
         """Counts text of a column's documents that the vocabulary cannot spell."""
-        counts = {manifest.BYTES: lost.lost, manifest.ALONE: lost.documents}
+        counts = {manifest.BYTES: lost.lost, manifest.ALONE: lost.rows}
         self._lost.update({f"{column} {what}": count for what, count in counts.items()})
         if self.unit is Unit.PAIR:
             self._pair_counts[f"{column}_bytes"] += lost.bytes

@@ -307,9 +307,9 @@ def _check_tokens(rows: Rows, plan: Plan, end: int, require: _Require) -> None:
     lengths = rows.lengths
     require("tfrecord", "a row is empty", (lengths > 0).all())
     if plan.pairs:
-        some = 0 if plan.pairs.empty_targets else 1
+        fewest = 0 if plan.pairs.empty_targets else 1
         sides = (("inputs", rows.inputs, 1, plan.pairs.max_inputs),
-                 ("targets", lengths - rows.inputs, some, plan.pairs.max_targets))  # fmt: skip
+                 ("targets", lengths - rows.inputs, fewest, plan.pairs.max_targets))  # fmt: skip
         for side, tokens, least, most in sides:
             require("tfrecord", f"a row has no {side}", (tokens >= least).all())
             long = bool(most) and (tokens >= most).any()

@@ -169,8 +169,8 @@ class Store:
     def upload(self, source: str, check: Callable[[], None] | None = None) -> str:
         """Uploads a file as one object; returns its generation if it is known.
 
-        `check` may raise an error before the upload. In Cloud Storage, the object is written only
-        if it has not changed since. If it has, and not to the same bytes, `check` is called again.
+        `check` may raise an error before the upload. In Cloud Storage, the upload fails if the
+        object has changed since; then, unless it has the same bytes, `check` is called again.
         """
         if not is_on_gcs(self._url):
             if check:

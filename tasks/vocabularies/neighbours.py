@@ -19,8 +19,9 @@ from tasks.vocabularies.pieces import NORMAL, Pieces
 _MODELS = (sentencepiece_model.FILE, "spiece.model", "tokenizer.model")
 _FILES = (*_MODELS, tokenizer_json.FILE, registered.FILE)
 _ADDED = "added_tokens.json"
-# Classes of transformers, without "Fast", that obey no settings of words; those that lower-case by
-# default, and those of SentencePiece models that never do. Source: transformers 5.23.
+# Classes of transformers, without "Fast": generic ones, which ignore settings of words; those that
+# lower-case by default; and those for SentencePiece models that never lower-case.
+# Source: transformers 5.23.
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 _LOWERING = ("AlbertTokenizer",)
 _KEEPING = ("T5Tokenizer", "MT5Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
@@ -121,31 +122,38 @@ def compare_ids(
     folder = place.rpartition("/")[0] or "."
     ours = encode(_TEXTS)
     other = files.join(folder, tokenizer_json.FILE)
-    theirs, lost = ours, unknown
     if files.exists(other):
-        model = files.read_bytes(other)
-        lost = tokenizer_json.unknown_id(tokenizer_json.parsed(model, other))
-        theirs = tokenizer_json.TokenizersCodec(model, other).encode(_TEXTS)
+        _compare_texts(place, ours, unknown, other)
+    if lowers := _lowers(folder):
+        lowered = encode([each.lower() for each in _TEXTS])
+        if any(map(_differ, ours, lowered)):
+            raise _contradiction(place, folder, lowers)
+
+
+def _compare_texts(place: str, ours: list[np.ndarray], unknown: int | None, other: str) -> None:
+    model = files.read_bytes(other)
+    lost = tokenizer_json.unknown_id(tokenizer_json.parsed(model, other))
+    theirs = tokenizer_json.TokenizersCodec(model, other).encode(_TEXTS)
     for text, mine, found in zip(_TEXTS, ours, theirs, strict=True):
         if not (unknown in mine and lost in found) and _differ(mine, found):
             raise UserError(
                 f"{place} and {other} encode {text!r} differently: they are two vocabularies. "
                 "Name the file to be read"
             )
-    _check_case(place, folder, any(map(_differ, ours, encode([each.lower() for each in _TEXTS]))))
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> bool:
     return one.tolist() != other.tolist()
 
 
-def _check_case(place: str, folder: str, has_case: bool) -> None:
-    """Raises UserError if transformers would lower-case texts for a SentencePiece model."""
+def _lowers(folder: str) -> str:
+    """Returns what says that transformers lower-cases texts for a SentencePiece model, or ""."""
     config = _read(files.join(folder, tokenizer_json.CONFIGS[0]))
     kind = str(config.get("tokenizer_class") or "")
     lowers = config.get("do_lower_case", kind.startswith(_LOWERING))
-    if has_case and lowers and not kind.startswith((*_KEEPING, *_GENERIC)):
-        raise _contradiction(place, folder, f"do_lower_case={lowers} ({kind or 'no class'})")
+    if not lowers or kind.startswith((*_KEEPING, *_GENERIC)):
+        return ""
+    return f"do_lower_case={lowers} ({kind or 'no class'})"
 
 
 def check_settings(place: str, model: bytes, configs: Sequence[Mapping[str, Any]]) -> None:

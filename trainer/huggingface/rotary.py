@@ -1,4 +1,4 @@
-"""Rotary positions in config.json: fields of transformers 5, and those of older releases."""
+"""Rotary positions in config.json, as transformers 5 and older releases write them."""
 
 import math
 from collections.abc import Mapping

@@ -169,6 +169,31 @@ def test_what_normalisation_changes_is_not_lost(tmp_path, letters, text, signs):
     assert shard.lost["text bytes"] == 9 * signs * len("☃".encode())
 
 
+@pytest.mark.parametrize("text", ["한국어 문장을 읽고 쓰는 모델입니다", "ﷺ ﷺ ﷺ"])
+def test_text_that_normalisation_lengthens_is_lost_once(tmp_path, english, text):
+    words = small_tokenizers.bert(tmp_path / "words", ["the old house"] * 9)
+    for number, vocabulary in enumerate((english, words)):
+        folder = tmp_path / str(number)
+        (shard,) = run(folder, vocabulary, [text] * 9, "--max_unknown=1").splits["train"]
+        assert 0 < shard.lost["text bytes"] <= 9 * len(text.encode()) == shard.text_bytes
+        with pytest.raises(UserError, match=f"cannot spell '{text[0]}'|100.0% of the texts"):
+            run(tmp_path / f"again{number}", vocabulary, [text] * 9)
+
+
+def test_parts_that_a_list_leaves_out_do_not_count(tmp_path, english):
+    pairs = [{"q": LONG + "数" * 120, "a": "the gate"}, *[{"q": "the old house", "a": "a"}] * 9]
+    flags = ("--max_inputs=16", "--too_long=split", "--max_unknown=1")
+    (whole,) = run(tmp_path, english, pairs, *flags, task="supervised").splits["train"]
+    assert whole.lost["inputs bytes"] == 360
+    ids = [f"a.jsonl:0#part{number}" for number in range(2, 99)]
+    (tmp_path / "ids").write_text("\n".join(ids) + "\n")
+    again = (*flags, f"--exclude={tmp_path}/ids")
+    (left,) = run(tmp_path / "left", english, pairs, *again, task="supervised").splits["train"]
+    assert left.documents == 10 < whole.documents
+    assert "inputs bytes" not in (left.lost or {})
+    assert left.pairs.inputs_bytes < whole.pairs.inputs_bytes - 360
+
+
 def test_word_pieces_lose_words_and_not_accents(tmp_path):
     texts = ["the cafe is near", "the old house"] * 9
     vocabulary = small_tokenizers.bert(tmp_path / "small", texts)
