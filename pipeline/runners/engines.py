@@ -17,7 +17,7 @@ from pipeline.runners import local_workers
 from tasks import annexes
 from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.storage import files
-from tasks.terminal import habits, progress
+from tasks.terminal import foreign_flags, progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, made, names_of, parse
 from tasks.terminal.polling import polling
@@ -159,7 +159,7 @@ def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
 def _refuse(unknown: Sequence[str], known: Collection[str]) -> NoReturn:
     flag = unknown[0].partition("=")[0]
     of_engines = [name for kind in _kinds().values() for name in kind.names()]
-    hint = habits.hint(flag, [*known, *of_engines])
+    hint = foreign_flags.hint(flag, [*known, *of_engines])
     if flag.removeprefix("--") in OF_PRETRAIN:
         hint = " (it is a flag of trainer.pretrain)"
     raise UserError(f"unknown flag {flag}{hint}")

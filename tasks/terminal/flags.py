@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tasks import annexes
-from tasks.terminal import habits
+from tasks.terminal import foreign_flags
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
     NONE,
@@ -268,7 +268,7 @@ def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
     if not words:
         return
     word = words[0].partition("=")[0]
-    raise UserError(f"unknown flag {word}{habits.hint(word, known)}")
+    raise UserError(f"unknown flag {word}{foreign_flags.hint(word, known)}")
 
 
 def made(kind: type[_Kind], given: Given, prefix: str = "") -> _Kind:

@@ -5,6 +5,7 @@ import pytest
 from pipeline import verify as command
 from pipeline.annexes.deduplication import dedup
 from pipeline.verification.cache import verify
+from tasks.terminal import foreign_flags
 from tasks.terminal.command_line import UserError
 from tests.pipeline.building.test_pairs import make as make
 from tests.pipeline.building.test_pairs import rows as rows
@@ -21,3 +22,7 @@ def test_a_list_of_paragraphs_is_refused(make, tmp_path):
     assert verify(str(cache))[1] == []
     with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, but the corpus has pairs"):
         command.main([f"--cache={cache}", f"--exclude={tmp_path}/out/exclude.arrow"])
+
+
+def test_flags_of_other_programs_get_an_answer():
+    assert "--min_similarity?" in foreign_flags.hint("--threshold", ["min_similarity"])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tasks.terminal import foreign_flags
 from trainer.annexes.comparing import settings
 from trainer.config.from_flags import build_config
 
@@ -23,3 +24,7 @@ def test_dropout_makes_parts_of_a_batch_matter():
     dropping = build("--model.dropout_rate=0.1")
     assert settings.effect("microbatches", False, dropping) == settings.RESULTS
     assert settings.effect("microbatches", False, build()) == settings.ROUNDING
+
+
+def test_runs_that_are_named_by_a_flag_get_an_answer():
+    assert "RUN_A RUN_B" in foreign_flags.hint("--model_dir", ["run_a", "run_b"])

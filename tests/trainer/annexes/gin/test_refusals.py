@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tasks.terminal import habits
+from tasks.terminal import foreign_flags
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.trainer.conftest import assert_one_line, ended
@@ -197,7 +197,7 @@ def test_a_binding_with_two_values_is_refused():
 
 
 def test_a_file_of_settings_is_a_gin_file():
-    assert "--gin_file" in habits.hint("--config", ["preset"])
+    assert "--gin_file" in foreign_flags.hint("--config", ["preset"])
 
 
 def test_without_the_files_nothing_of_the_annex_is_imported():

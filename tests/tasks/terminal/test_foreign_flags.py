@@ -3,7 +3,8 @@
 import pytest
 
 from palimpsest.commands import COMMANDS, command
-from tasks.terminal import habits
+from tasks import annexes
+from tasks.terminal import foreign_flags
 from tasks.terminal.flags import flags_of, parse
 
 
@@ -37,7 +38,6 @@ def known(module):
         ("pipeline.build", "num_workers", "--workers?"),
         ("pipeline.build", "column", "?column=NAME"),
         ("pipeline.build", "output", "--cache_dir?"),
-        ("pipeline.annexes.deduplication.dedup", "threshold", "--min_similarity?"),
         ("vocab.train", "input", "--corpus?"),
         ("vocab.train", "model_prefix", "--output?"),
         ("vocab.train", "max_sentence_length", "whole corpus"),
@@ -47,19 +47,19 @@ def known(module):
         ("pipeline.verify", "cache_dir", "--cache?"),
         ("trainer.pretrain", "lengths", "(it is a group: --lengths.inputs, --lengths.targets)"),
         ("trainer.pretrain", "optimizer", "--optimizer.warmup_steps, …)"),
-        ("trainer.annexes.comparing.compare", "model_dir", "RUN_A RUN_B"),
     ],
 )
-def test_the_habit_gets_its_answer(module, word, advice):
-    found = habits.hint(f"--{word}", known(module))
+def test_a_foreign_flag_gets_its_answer(module, word, advice):
+    found = foreign_flags.hint(f"--{word}", known(module))
     assert advice in found
     assert bool(found) == bool(advice)
 
 
 def test_every_flag_that_is_named_exists():
     everything = set().union(*map(known, COMMANDS.values()))
-    named = {flag for flags in habits._table().values() for flag in flags.split() if flag != "|"}
-    named |= {needed for needed, _ in habits._ANSWERS.values() if needed}
+    rows = [*foreign_flags.table()["instead"], *annexes.entries("foreign_flags")]
+    named = {flag for flags in rows for flag in flags.split() if flag != "|"}
+    named |= foreign_flags.table()["answers"].keys() - {"any"}
     assert named <= everything, named - everything
 
 
@@ -68,9 +68,7 @@ def test_every_flag_that_is_named_exists():
     [
         ("pipeline.verify", "cache", ""),
         ("pipeline.inspect", "cache", ""),
-        ("pipeline.annexes.report.report", "cache", ""),
         ("trainer.evaluate", "model_dir", "steps"),
-        ("trainer.annexes.comparing.explain", "model_dir", "step"),
         ("trainer.export", "model_dir", "step"),
         ("trainer.generate", "", "step"),
     ],
