@@ -151,8 +151,8 @@ def test_profile_steps_name_the_first_and_the_last_update():
 def test_unknown_presets_suggest_the_nearest():
     with pytest.raises(UserError, match=r"t5_1_1_bse \(did you mean t5_1_1_base\?\)"):
         build_config("t5_1_1_bse", [])
-    with pytest.raises(UserError, match="mean gpt2_small, gpt2_medium, gpt2_large or gpt2_xl"):
-        build_config("GPT2", [])
+    with pytest.raises(UserError, match="mean llama3_1b or llama3_8b"):
+        build_config("LLAMA3", [])
     with pytest.raises(UserError, match="unknown preset x; known: t5_1_0_tiny, "):
         build_config("x", [])
     with pytest.raises(UserError, match="did you mean nanot5"):

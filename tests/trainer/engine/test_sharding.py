@@ -25,7 +25,7 @@ from tests.support import eight_devices, runs
 from tests.support.runs import config_of
 from trainer.config import MeshConfig
 from trainer.config.mesh import RULES, check_dimensions
-from trainer.config.presets import MODEL_PRESETS, model_preset
+from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.sharding import HostPart, host_part, make_mesh, parameter_shardings, put_batch
 from trainer.model import attention_cores
 from trainer.model.device import Device
@@ -473,13 +473,6 @@ def test_cudnn_without_a_gpu_is_refused():
     flags = "--model.attention=cudnn", "--model.dtype=bfloat16", "--model.dropout_rate=0"
     with pytest.raises(UserError, match="attention=cudnn needs an NVIDIA GPU"):
         program_of(*flags, preset="t5_1_1_tiny")
-
-
-def test_conditional_heads_are_kept_whole():
-    sizes, model = {"data": 1, "fsdp": 1, "tensor": 4}, model_preset("t5_1_0_base_cdq")
-    with pytest.raises(UserError, match="conditional_heads 6 is not divisible by 4"):
-        check_dimensions(sizes, "standard", model, [8], 1)
-    check_dimensions(sizes, "standard", model_preset("t5_1_0_base_only_cdq"), [8], 1)
 
 
 if __name__ == "__main__":

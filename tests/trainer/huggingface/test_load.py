@@ -254,11 +254,10 @@ def test_a_kernel_beside_tied_logits_is_read_as_transformers_5_does_or_refused(t
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("t5_1_1", {"model_type": "bart"}, "model_type is bart, not one of bert, gem"),
+        ("t5_1_1", {"model_type": "bart"}, "model_type is bart, not one of bert, "),
         ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
         ("t5_1_1", {"d_ff": "64"}, "d_ff is '64': write numbers without quotes"),
         ("umt5", {"num_memory_tokens": 10}, "num_memory_tokens is 10: this field is unknown"),
-        ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ, not"),
         (
             "t5_1_1",
             {"relative_attention_num_buckets": 6},
@@ -425,9 +424,6 @@ def test_fields_without_effect_are_known(exported, name):
 
 def test_fields_that_transformers_fills_in(exported):
     """Missing fields have the values that transformers gives them."""
-    gemma = exported("gemma")
-    gemma.write({**gemma.written, "hidden_act": None}, gemma.tensors)
-    assert model_config(str(gemma.folder)).mlp_activations == ("gelu", "linear")
     llama = exported("llama3")
     rope = {**llama.written["rope_scaling"], "original_max_position_embeddings": None}
     llama.write({**llama.written, "rope_scaling": rope}, llama.tensors)

@@ -100,7 +100,7 @@ def test_tied_logits_fall_as_those_of_a_kernel():
 def test_rates_are_1_at_the_base_width_and_in_other_parametrisations():
     config = mup(replace(T5, emb_dim=BASE, num_heads=1, mlp_dim=4 * BASE), readout="relative")
     assert {facts.rates for facts in parameter_facts(model_spec(config)).values()} == {UNCHANGED}
-    for name in ("standard", "normal", "primer"):
+    for name in ("standard", "normal"):
         facts = parameter_facts(model_spec(replace(T5, parametrisation=name)))
         assert {each.rates for each in facts.values()} == {UNCHANGED}
 

@@ -10,8 +10,10 @@ from flax.traverse_util import unflatten_dict
 
 from tests.trainer.model.conftest import TinyModel, initial
 from trainer.config.presets import model_preset
+from trainer.model.parametrisation import UNCHANGED
+from trainer.model.paths import named
 from trainer.model.spec import model_spec
-from trainer.model.transformer import RoutedLogits, parameter_facts, run_model
+from trainer.model.transformer import RoutedLogits, decayed, parameter_facts, run_model
 
 L, V = 6, 40
 
@@ -108,3 +110,17 @@ def test_an_encoder_decoder_with_pieces_of_primer():
     assert output.logits_BLV.shape == (2, 4, V)
     # One layer of each stack routes its 8 tokens.
     assert int(output.routing.routed) == 16
+
+
+@pytest.mark.parametrize("name", ["tiny_primer_ez", "tiny_synthesizer", "tiny_evolved_transformer"])
+def test_what_is_no_kernel_is_not_decayed_by_default(name):
+    for tensor, decays in named(decayed(model_spec(model_preset(name)))).items():
+        assert decays == tensor.endswith("kernel"), tensor
+
+
+def test_facts_of_its_parts(make_config):
+    assert make_config("lm", mixer="random_synthesizer").counts_positions
+    config = make_config("primer", mixer="random_synthesizer", dtype="bfloat16", head_dim=64)
+    assert config.attention_on("TPU v5 lite") == "einsum"
+    rates = parameter_facts(model_spec(make_config("t5_1_1", parametrisation="primer")))
+    assert {each.rates for each in rates.values()} == {UNCHANGED}

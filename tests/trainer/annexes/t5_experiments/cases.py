@@ -11,3 +11,7 @@ REFUSED = [
     ("lm", {"memory_tokens": 3}, "memory_tokens is .*must be"),
     ("t5_1_0", {"memory_tokens": -1}, "memory_tokens is .*must be"),
 ]
+
+UNSUPPORTED_FIELDS = [
+    ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ, not"),
+]

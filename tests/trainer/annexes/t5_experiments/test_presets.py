@@ -1,6 +1,11 @@
-"""Totals of t5-experiments' BERTs."""
+"""Totals of t5-experiments' BERTs, and the optimizers of its models."""
 
+import pytest
+
+from tasks.terminal.command_line import UserError
 from tests.support.totals import parameter_total
+from tests.trainer.reporting.test_reports import optimizer_line
+from trainer.config.mesh import check_dimensions
 from trainer.config.presets import model_preset
 
 
@@ -16,3 +21,20 @@ def test_the_berts_of_t5_experiments():
     ):
         assert parameter_total(model_preset(name)) == total, name
     assert model_preset("bert_base_4l_pre_ln_rotary").rotated_channels == 16
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind"), [("t5_1_0_base_only_cdq", "t5"), ("bert_base_4l", "bert")]
+)
+def test_a_run_with_the_default_optimizer_names_that_of_the_source(preset, kind):
+    hint = f"; the source of {preset} trains with --optimizer_preset=t5_experiments_{kind}"
+    assert optimizer_line(preset) == f"adafactor, T5X's default{hint}"
+    line = optimizer_line(preset, optimizer_preset=f"t5_experiments_{kind}")
+    assert line == f"adamw, optimizer preset t5_experiments_{kind}"
+
+
+def test_conditional_heads_are_kept_whole():
+    sizes, model = {"data": 1, "fsdp": 1, "tensor": 4}, model_preset("t5_1_0_base_cdq")
+    with pytest.raises(UserError, match="conditional_heads 6 is not divisible by 4"):
+        check_dimensions(sizes, "standard", model, [8], 1)
+    check_dimensions(sizes, "standard", model_preset("t5_1_0_base_only_cdq"), [8], 1)

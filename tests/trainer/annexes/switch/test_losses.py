@@ -1,0 +1,17 @@
+"""The losses of a model with experts: in evaluations, and their metrics."""
+
+from tests.trainer.reporting.test_metrics import evaluated
+
+
+def test_the_auxiliary_loss_is_evaluated(text_cache):
+    task, flags = (
+        "python_docs_autoregressive_lm",
+        ("--model.num_experts=4", "--model.switch_every=2"),
+    )
+    flags = *flags, "--loss.normalizer=num_total_target_tokens"
+    found, _ = evaluated(text_cache, "lm_tiny", task, *flags)
+    # Balanced experts cost 0.01 per layer; one of the two layers has experts.
+    assert 0.01 <= found["auxiliary_loss"] < 0.04
+    assert 0 <= found["dropped_tokens"] < 1
+    per_position = found["training_loss"] / (found["loss"] + found["auxiliary_loss"])
+    assert 0.9 < per_position < 1
