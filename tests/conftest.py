@@ -104,7 +104,7 @@ LONGEST = (
     "starting/test_init_from", "config/test_presets", "model/test_visibility",
     "model/test_precision_and_dropout", "model/test_triton_attention", "model/test_march_models",
     "model/test_shared_slots", "optim/test_mup", "tokenizer/test_word_tokenizer",
-    "model/test_layers", "tokenizer/test_tokenize", "optim/test_ema", "excluding/test_lists",
+    "model/test_layers", "tokenizer/test_tokenize", "excluding/test_lists",
     "optim/test_optimizer", "deduplication/test_translation", "model/test_scanned",
     "decoding/test_presets", "golden/test_t5x_training", "engine/test_trainable",
     "model/test_new_parts", "reporting/test_metrics", "model/test_cdq",

@@ -152,7 +152,7 @@ class _Evaluate:
         results = None
         if not stop:
             with activity.doing(activity.EVALUATING, f"evaluating after update {step}"):
-                results = stop.agreed(lambda: evaluation(state, step, stop.asked))
+                results = stop.agreed(lambda: evaluation(state.params, step, stop.asked))
         self.owed = results is None
         if results is not None:
             self._reports.evaluations(step, results)

@@ -270,8 +270,6 @@ class Trial:
             flags["lora.rank"] = 2
         elif chance() < 0.15:
             flags["trainable"] = "decoder|mlp"
-        if chance() < 0.2:
-            flags |= {"averages.ema_decay": 0.7, "averages.ema_start_step": pick((0, 3))}
         if flags["data.shuffle"] == "block":
             flags["data.block_bytes"] = 30_000
         if chance() < 0.2 and self._objective in ("span_corruption", "supervised"):
@@ -473,7 +471,7 @@ class Trial:
     def describe(self) -> str:
         shown = ("task", "data.shuffle", "microbatches", "model.dtype", "optimizer.name")
         words = ("plateau.metric", "stopping.metric", "lora.rank", "trainable", "mixing.schedule")
-        words += ("averages.ema_decay", "data.take", "data.pack_examples")
+        words += ("data.take", "data.pack_examples")
         more = [each for each in words if each in self._flags]
         return " ".join([self._model, *(str(self._flags.get(each)) for each in shown), *more])
 

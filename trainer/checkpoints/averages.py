@@ -35,23 +35,15 @@ def steps_of(text: str, checkpoints: Checkpoints, model_dir: str, average: str |
 
 
 def parameters(checkpoints: Checkpoints, step: int, program: Program, average: str | None) -> Any:
-    """Returns the parameters of the checkpoint at `step`, or `average`: "ema" or "last:K".
+    """Returns the parameters of the checkpoint at `step`, or their `average` "last:K".
 
     Parameters are a state's; LoRA's factors are averaged, not their products. Raises a UserError if
-    there is no such average.
+    there are too few checkpoints.
     """
-    if average is None:
+    count = average and last_count(average)
+    if not count:
         return checkpoints.restore(step, program.abstract_state()).params
-    count = last_count(average)
-    if count is not None:
-        return _mean(checkpoints, step, program, count)
-    if not program.tuning.averages:
-        raise UserError(
-            f"--average={average}: the run keeps no average, since it was trained without "
-            "--averages.ema_decay; --average=last:3 is the mean of its 3 newest checkpoints"
-        )
-    state = checkpoints.restore(step, program.abstract_state())
-    return program.tuning.averaged(state.params, state.opt_state)
+    return _mean(checkpoints, step, program, count)
 
 
 def _mean_steps(known: list[int], step: int, count: int) -> list[int]:

@@ -27,7 +27,7 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata, remote
 from trainer.checkpoints.early_stopping import Watch
 from trainer.checkpoints.metadata import CHECKSUMS, STEP
-from trainer.config import CheckpointConfig, Config, config_changes, fields, resuming
+from trainer.config import CheckpointConfig, Config, config_changes, resuming, stored_config
 from trainer.data import task_record
 from trainer.data.interface import Run
 from trainer.engine import checksums, guard, processes
@@ -201,7 +201,7 @@ class Checkpoints:
                     f"{annexes.advice('foreign_checkpoints')}"
                 )
             stored = metadata.read(path)
-        before = fields.from_dict(Config, stored["config"], self._model_dir)
+        before = stored_config(stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
         read = before.data.skips.batch(step)
         differences += task_record.changes(stored, run.data.record, read)

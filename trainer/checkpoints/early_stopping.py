@@ -17,7 +17,6 @@ from trainer.config import (
     CheckpointConfig,
     PlateauConfig,
     StoppingConfig,
-    averages,
 )
 
 _BEST = "--checkpoint.best_metric"
@@ -153,14 +152,11 @@ class Watch:
 
 
 def flattened(results: Results) -> dict[str, float]:
-    """Returns metrics over all rows by name, and metrics of a mixture's tasks as TASK/METRIC.
-
-    Metrics of an average, under SPLIT.AVERAGE, follow its name, as in ema/METRIC.
-    """
+    """Returns metrics over all rows by name, and metrics of a mixture's tasks as TASK/METRIC."""
     flat: dict[str, float] = {}
     for split, values in results.items():
-        within = "".join(f"{part}/" for part in averages.parts_of(split))
-        flat |= {within + metric: value for metric, value in values.items()}
+        _, slash, task = split.partition("/")
+        flat |= {task + slash + metric: value for metric, value in values.items()}
     return flat
 
 

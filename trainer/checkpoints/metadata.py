@@ -11,7 +11,7 @@ from typing import Any
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from trainer import config as run_config
-from trainer.config import Config, fields
+from trainer.config import Config
 from trainer.engine.damage import Damaged
 
 # Keys of the checksums by array, the number of updates, and the SHA-256 of everything else.
@@ -85,7 +85,7 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     step, stored = newest(model_dir)
     if stored:
         path = files.join(model_dir, run_config.CONFIG_FILE)
-        before = fields.from_dict(Config, stored["config"], model_dir)
+        before = run_config.stored_config(stored["config"], model_dir)
         if differences := run_config.config_changes(before, config, step):
             raise UserError(
                 f"{path} is not of the run that wrote checkpoint_{step} "

@@ -21,6 +21,7 @@ from trainer.config.run import (
     load_config,
     load_record,
     save_config,
+    stored_config,
 )
 
 __all__ = [
@@ -47,4 +48,5 @@ __all__ = [
     "load_config",
     "load_record",
     "save_config",
+    "stored_config",
 ]

@@ -34,9 +34,8 @@ LOWER_IS_BETTER = {
     **{"suite_accuracy": False, "suite_bits_per_byte": True},
 }
 _WATCHED = (
-    f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, TASK/METRIC for one "
-    "task, and ema/METRIC for the average of averages.ema_decay; min:METRIC or max:METRIC says "
-    "which direction is better if the metric does not"
+    f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, and TASK/METRIC for one "
+    "task; min:METRIC or max:METRIC says which direction is better if the metric does not"
 )
 # Value of evaluation.metrics that stands for the task's own metrics.
 TASK_METRICS = "task"

@@ -1,5 +1,6 @@
 """A run's configuration and its file. Imports nothing heavy, because --help imports this."""
 
+import copy
 import dataclasses
 import functools
 import re
@@ -23,7 +24,6 @@ from tasks.terminal.fields import (
     require,
 )
 from trainer.config import fields
-from trainer.config.averages import AveragesConfig, check_averages
 from trainer.config.data import (
     ON_CACHES,
     OURS,
@@ -334,7 +334,6 @@ class _Config:
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
-    averages: AveragesConfig = field(AveragesConfig, "An average of the parameters")
     lora: LoraConfig = field(LoraConfig, "LoRA: low-rank additions, trained instead of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
@@ -357,7 +356,6 @@ class _Config:
                 name = f"Config.init_from_vocabulary.{name}"
                 raise Unread(name, value, None, "without --init_from")
         check_pattern("Config.trainable", self.trainable)
-        check_averages(self)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"
         known = self.train_tokens is None
@@ -464,6 +462,29 @@ def _move(config: dict[str, Any], old: list[str], new: list[str]) -> None:
         config.setdefault(new[0], {})[new[1]] = table.pop(old[-1])
 
 
+def refuse_average(value: Mapping[str, Any], source: str) -> None:
+    """Raises UserError if a stored configuration keeps a moving average."""
+    decay = value.get("averages", {}).get("ema_decay")
+    if decay is not None:
+        raise UserError(
+            f"{source} is of a run with averages.ema_decay={decay}, which is gone: start another "
+            f"from its parameters with --init_from={source} --init_from_state=false, and use "
+            "--average=last:K"
+        )
+
+
+def stored_config(value: Mapping[str, Any], source: str) -> Config:
+    """Returns the configuration that `source`, a run's folder or file, holds as JSON.
+
+    Settings of earlier versions are read where they are now. Raises UserError if one is unknown.
+    """
+    refuse_average(value, source)
+    own = copy.deepcopy({name: each for name, each in value.items() if name != "averages"})
+    for old, new in annexes.entries("moved_settings").items():
+        _move(own, old.split("."), new.split("."))
+    return fields.from_dict(Config, own, source)
+
+
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
     path = files.join(model_dir, CONFIG_FILE)
@@ -484,9 +505,7 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
             f"{path} was damaged or edited, since it does not match its sha256: restore it from a "
             "copy, or delete that entry to use the file as it is"
         )
-    for old, new in annexes.entries("moved_settings").items():
-        _move(value["config"], old.split("."), new.split("."))
     # It may register values that the configuration names.
     if value["config"].get("task_module"):
         registry.load(value["config"]["task_module"])
-    return fields.from_dict(Config, value["config"], path), value.get("origins", {})
+    return stored_config(value["config"], path), value.get("origins", {})

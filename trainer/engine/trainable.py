@@ -24,7 +24,6 @@ from trainer.model.parameters import KERNEL, ParameterFacts
 from trainer.model.paths import named, path_name
 from trainer.model.spec import EncoderSpec, ModelSpec
 from trainer.model.transformer import parameter_tree
-from trainer.optim.ema import average_in, with_average
 from trainer.optim.optimizer import make_optimizer
 from trainer.optim.stacked import STACK_AXES
 
@@ -58,11 +57,6 @@ class Tuning:
         """True if the run adds parameters to the model's own."""
         return bool(self._kernels)
 
-    @property
-    def averages(self) -> bool:
-        """True if the optimizer's state keeps an average of the trainable parameters."""
-        return self._config.averages.ema_decay is not None
-
     def optimizer(self) -> optax.GradientTransformation:
         """Returns the trainable parameters' optimizer, which takes trees of all parameters."""
         config = self._config
@@ -73,7 +67,6 @@ class Tuning:
             self._facts,
             config.plateau.metric is not None,
         )
-        inner = with_average(inner, config.averages)
         if self.all_learn:
             return inner
 
@@ -138,14 +131,6 @@ class Tuning:
             return optax.apply_updates(params, updates)
         learned = optax.apply_updates(self.learned(params), updates)
         return self.joined(learned, self.fixed(params))
-
-    def averaged(self, params: Tree, state: Tree) -> Tree | None:
-        """Returns all parameters, trainable ones replaced by the average in an optimizer's state.
-
-        Returns None if the state keeps none.
-        """
-        average = average_in(state)
-        return None if average is None else self.joined(average, self.fixed(params))
 
     def describe(self) -> list[tuple[str, str]]:
         """Returns a (subject, text) line if some parameters are fixed."""

@@ -7,13 +7,11 @@ from typing import Any
 from tasks.metrics.metric import TEXT
 from tasks.questions import scores
 from tasks.storage import files
-from trainer.config.averages import EMA
 from trainer.config.averages import label as label_of
 from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
-from trainer.engine.step import TrainState
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
 from trainer.evaluating.suite import Suite
 
@@ -34,7 +32,6 @@ class Evaluation:
         config = run.config
         self._label = label or split
         self._split, self._model_dir = split, config.model_dir
-        self._tuning = program.tuning
         self._losses = Evaluator(run, split, program.evaluation_step, program.mesh)
         generates = bool(config.evaluation.metrics) and config.model.architecture != "encoder"
         predicting = Predicting(run, split, program) if generates else None
@@ -44,21 +41,6 @@ class Evaluation:
             self._suite.check_watched()
 
     def __call__(
-        self, state: TrainState, step: int, stopping: Callable[[], bool] = lambda: False
-    ) -> Results | None:
-        """Returns metrics by split for the state after `step`; None if abandoned.
-
-        Those of an average that the state keeps are under "SPLIT.ema", "SPLIT.ema/TASK" and
-        "suite.ema/SET".
-        """
-        results = self.of_parameters(state.params, step, stopping)
-        averaged = self._tuning.averaged(state.params, state.opt_state)
-        if results is None or averaged is None:
-            return results
-        more = self.of_parameters(averaged, step, stopping, EMA)
-        return None if more is None else results | more
-
-    def of_parameters(
         self,
         params: Any,
         step: int,

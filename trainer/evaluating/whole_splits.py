@@ -65,7 +65,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
 
     def of_step(step: int) -> Results:
         params = averages.parameters(checkpoints, step, program, flags.average)
-        found = evaluation.of_parameters(params, step, average=flags.average)
+        found = evaluation(params, step, average=flags.average)
         assert found is not None
         return found
 

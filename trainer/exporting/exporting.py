@@ -51,7 +51,7 @@ def export(
 ) -> tuple[int, Parity, Match | None]:
     """Exports a checkpoint, the newest if `step` is None, to a new transformers folder.
 
-    `average` chooses averaged parameters, "ema" or "last:K". `facts` and the Markdown file
+    `average` chooses averaged parameters, "last:K". `facts` and the Markdown file
     `notes` are for its model card.
 
     Returns (step, comparison of logits, comparison of tokenizers). The last is None if the

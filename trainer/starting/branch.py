@@ -10,7 +10,15 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
-from trainer.config import CONFIG_FILE, Config, changes, fields, load_config, resuming
+from trainer.config import (
+    CONFIG_FILE,
+    Config,
+    changes,
+    fields,
+    load_config,
+    resuming,
+    stored_config,
+)
 from trainer.data import task_record
 from trainer.data.interface import Run
 from trainer.engine import processes
@@ -27,7 +35,7 @@ _RISE = 2
 _OF_MODEL = ("model.dropout_rate",)
 # Fields that decide which arrays a state has; of those in _SET, only whether they have a value.
 _OF_STATE = ("optimizer.name", "trainable", "lora.rank", "lora.kernels")
-_SET = ("averages.ema_decay", "plateau.metric")
+_SET = ("plateau.metric",)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ def start(run: Run, checkpoints: Checkpoints) -> Branch:
             raise UserError(f"--branch_from={config.branch_from}: {error}") from error
         stored = metadata.read(source.path(step))
         source.close()
-        before = fields.from_dict(Config, stored["config"], folder)
+        before = stored_config(stored["config"], folder)
         _check(run, before, stored, step)
     checkpoints.recall(step, stored, before, config)
     changed = checkpoints.history[-1]["changes"]

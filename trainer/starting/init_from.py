@@ -25,6 +25,7 @@ from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import NO_STEP, Checkpoint, load
 from trainer.checkpoints.tensors import Tensor, held
 from trainer.config import Config, fields, from_transformers
+from trainer.config.run import refuse_average
 from trainer.data.interface import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
@@ -34,7 +35,6 @@ from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
-from trainer.optim.ema import is_of_average
 from trainer.starting import adapting, vocabulary_change
 
 # Leaves of an optimizer's state that count updates.
@@ -52,7 +52,7 @@ class StartingPoint:
     `path` is their source, for messages. Leaves that `optimizer_state` lacks start as a new run's;
     `reset` is the reason if moments are not loaded. `other_fields`, such as "emb_dim 512", are
     settings of the source that change the function here. `rows` maps its vocabulary's rows to this
-    run's, if set. `new_average` is True if the run keeps an average and the source none.
+    run's, if set.
     """
 
     path: str
@@ -63,14 +63,11 @@ class StartingPoint:
     vocabulary_checked: bool
     other_fields: list[str]
     rows: Rows | None = None
-    new_average: bool = False
 
     def describe(self) -> str:
         """Returns a description of the run's starting point and optimizer state."""
         state = f"a new optimizer state ({self.reset})" if self.reset else "the optimizer state"
         text = f"starts from {self.path}, after step {self.step}, with {state}"
-        if self.new_average:
-            text += "; the average of the parameters starts from them"
         if self.other_fields:
             text += (
                 f"; it was trained with {', '.join(self.other_fields)}: with this run's settings "
@@ -97,6 +94,8 @@ def start(run: Run) -> StartingPoint:
     config = run.config
     flag = f"--init_from={config.init_from}"
     found, checkpoint = _open(config)
+    if checkpoint and checkpoint.run and config.init_from_state:
+        refuse_average(checkpoint.run.get("config", {}), checkpoint.path)
     rows, known = _rows(run, checkpoint, found)
     if rows:
         shapes = {name: parts["value"].shape for name, parts in found.items()}
@@ -104,8 +103,6 @@ def start(run: Run) -> StartingPoint:
         found = vocabulary_change.changed(flag, found, axes, rows)
         if checkpoint:
             state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, rows)
-            # In an average, new rows would begin at 0, as moments do.
-            state = {name: leaf for name, leaf in state.items() if not is_of_average(name)}
             checkpoint = replace(checkpoint, state=state)
     if checkpoint is None:
         _check_special_ids(run, rows)
@@ -135,8 +132,6 @@ def start(run: Run) -> StartingPoint:
         vocabulary_checked=known,
         other_fields=_other_fields(checkpoint, config.model),
         rows=rows,
-        new_average=config.averages.ema_decay is not None
-        and not any(is_of_average(name) and not _COUNT.fullmatch(name) for name in kept),
     )
 
 
@@ -306,7 +301,6 @@ def optimizer_state(
     abstract = _abstract_state(config)
     shapes = {name: leaf.shape for name, leaf in named(abstract).items()}
     counts = [name for name in shapes if _COUNT.fullmatch(name)]
-    averages = {name for name in shapes if is_of_average(name)}
     if not checkpoint or not config.init_from_state:
         step, leaves = 0, None
         reason: str | None = "--init_from_state=false" if checkpoint else _NONE_STORED
@@ -315,18 +309,12 @@ def optimizer_state(
         theirs = _comparable(checkpoint.state)
         stored = {theirs[name]: tensor for name, tensor in checkpoint.state.items()}
         own = {name: other for name, other in _comparable(shapes).items() if other}
-        counted: dict[str, Tensor] = {}
-        if not averages or not {own[name] for name in averages} <= stored.keys():
-            # An average that is not stored begins as the parameters, after `step` updates.
-            counted = dict.fromkeys(averages.intersection(counts), held(np.int32(step)))
-            stored = {name: tensor for name, tensor in stored.items() if not is_of_average(name)}
-            own = {name: other for name, other in own.items() if name not in averages}
         if {name: tensor.shape for name, tensor in stored.items() if name} == {
             own[name]: shapes[name] for name in own
         }:
-            return counted | {name: stored[other] for name, other in own.items()}, None
+            return {name: stored[other] for name, other in own.items()}, None
         leaves, reason = _adafactor_leaves(config, found)
-    moments = {name: name.partition("/")[2] for name in shapes.keys() - {*counts} - averages}
+    moments = {name: name.partition("/")[2] for name in shapes.keys() - {*counts}}
     if leaves is not None and {other: shapes[name] for name, other in moments.items()} == {
         name: tensor.shape for name, tensor in leaves.items()
     }:

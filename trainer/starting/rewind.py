@@ -8,7 +8,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
-from trainer.config import Config, config_changes, fields, resuming
+from trainer.config import Config, config_changes, resuming, stored_config
 from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.damage import Damaged
@@ -52,7 +52,7 @@ def _is_done(step: int, now: Config, checkpoints: Checkpoints, steps: list[int])
         rewinds = [each["by"] for each in stored.get("history", ()) if "rewind" in each["by"]]
         if rewinds[-1:] != [resuming.rewind_entry(step)]:
             return False
-        before = fields.from_dict(Config, stored["config"], now.model_dir)
+        before = stored_config(stored["config"], now.model_dir)
         return not config_changes(before, now, newest)
     return False
 

@@ -22,7 +22,7 @@ from trainer.checkpoints import layout
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import Checkpoint, load
 from trainer.checkpoints.tensors import Index, Tensor
-from trainer.config import Config, fields, from_transformers
+from trainer.config import Config, from_transformers, stored_config
 from trainer.data import cached_task
 from trainer.data.mixing import mixtures_of
 from trainer.model.config import ModelConfig
@@ -152,7 +152,7 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
     sha256 = checkpoint.run.get(_RECORDED)
     folder = checkpoint.path.rstrip("/").rpartition("/")[0]
     try:
-        config = fields.from_dict(Config, checkpoint.run["config"], checkpoint.path)
+        config = stored_config(checkpoint.run["config"], checkpoint.path)
         for name in vocabulary.VOCABULARY_FILES:
             if files.exists(path := files.join(folder, name)):
                 loaded = vocabulary.load(path, config.vocabulary.extra_ids or 0)

@@ -18,7 +18,7 @@ class Generator:
 
     The `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None
     the cache's; `cache_dir` is the folder of the tasks' caches, if moved; `average` chooses an
-    average, "ema" or "last:K". Outputs end at the piece `end`, by default at EOS. `modes` are
+    average, "last:K". Outputs end at the piece `end`, by default at EOS. `modes` are
     pieces that start inputs in training, such as UL2's.
     """
 

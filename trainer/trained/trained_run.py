@@ -67,7 +67,7 @@ def restore(
 ) -> tuple[int, Any]:
     """Returns a checkpoint's step and its parameters with LoRA merged; by default the newest's.
 
-    `average` chooses averaged parameters: "ema" or "last:K".
+    `average` chooses averaged parameters: "last:K".
     """
     folder = run.config.model_dir
     checkpoints = Checkpoints(folder, writable=False)

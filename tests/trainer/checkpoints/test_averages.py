@@ -1,25 +1,24 @@
-"""Averages of a run: in its evaluations and checkpoints, and in the commands that read these."""
+"""The mean of a run's checkpoints, in the commands that read them."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
+from tasks.storage import seal
 from tasks.terminal.command_line import UserError
-from tests.support.runs import curve, flags_of, metadata, state, trained
+from tests.support.runs import curve, flags_of, state, trained
 from tests.support.trees import assert_equal
 from tests.trainer.conftest import assert_one_line, ended
 from trainer import evaluate, export
 from trainer.checkpoints import averages
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config.decoding import Decoding, TrainedFlags
-from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.huggingface import load
 from trainer.model.layers import unstack_layers
-from trainer.setup import prepare
-from trainer.starting import init_from
 from trainer.trained import prompts, trained_run
 
 pytestmark = pytest.mark.processes
@@ -30,14 +29,13 @@ FLAGS = (
     *("--checkpoint.every_steps=1", "--checkpoint.keep=3", "--evaluation.every_steps=2"),
     *("--metrics.every_steps=1", "--metrics.tensorboard=false", "--model.scan_layers=true", *RATE),
 )
-EMA = ("--averages.ema_decay=0.8", "--checkpoint.best_metric=ema/loss")
 LAST = f"--train_steps={STEPS}"
 
 
 @pytest.fixture(scope="module")
 def kept(text_cache, tmp_path_factory):
-    """The folder of a run that keeps an average."""
-    return trained(text_cache, tmp_path_factory.mktemp("kept") / "model", *FLAGS, *EMA, LAST)
+    """The folder of a run with several checkpoints."""
+    return trained(text_cache, tmp_path_factory.mktemp("kept") / "model", *FLAGS, LAST)
 
 
 def opened(folder):
@@ -52,36 +50,15 @@ def parameters(folder, average, step=STEPS):
     return jax.tree.map(np.asarray, found)
 
 
-def test_a_resumed_run_has_the_average_of_one_that_went_on(kept, text_cache, tmp_path):
-    trained(text_cache, tmp_path / "model", *FLAGS, *EMA, "--train_steps=2")
-    trained(text_cache, tmp_path / "model", *FLAGS, *EMA, LAST)
-    assert_equal(state(tmp_path / "model", STEPS), state(kept, STEPS))
-    assert [line for line in curve(tmp_path / "model") if line["step"] > 2] == [
-        line for line in curve(kept) if line["step"] > 2
-    ]
-
-
-def test_evaluations_report_both(kept):
-    by_split = {
-        split: {line["step"]: line["metrics"] for line in curve(kept) if line["split"] == split}
-        for split in ("validation", "validation.ema")
-    }
-    assert all([*lines] == [2, 4] for lines in by_split.values())
-    own, averaged = (lines[4] for lines in by_split.values())
-    assert own.keys() == averaged.keys()
-    assert own["loss"] != averaged["loss"]
-    assert metadata(kept, STEPS)["best"] == {
-        "metric": "ema/loss",
-        "value": min(line["loss"] for line in by_split["validation.ema"].values()),
-        "step": 4,
-    }
-    # trainer.evaluate computes the same from the checkpoint, and keeps them apart.
-    for flags in ((), ("--average=ema",), ("--average=last:3",)):
+def test_results_of_an_average_are_kept_apart(kept):
+    lines = {(line["split"], line["step"]): line["metrics"] for line in curve(kept)}
+    own = lines["validation", STEPS]
+    for flags in ((), ("--average=last:3",)):
         evaluate.main([f"--model_dir={kept}", *flags])
     found = json.loads((kept / "evaluation.json").read_text())["checkpoints"]["4"]
-    assert [*found] == ["validation", "validation.ema", "validation.last3"]
-    assert (found["validation"], found["validation.ema"]) == (own, averaged)
-    assert found["validation.last3"]["loss"] not in (own["loss"], averaged["loss"])
+    assert [*found] == ["validation", "validation.last3"]
+    assert found["validation"] == own
+    assert found["validation.last3"]["loss"] != own["loss"]
 
 
 def test_the_mean_of_the_last_checkpoints_is_numpys(kept, capsys):
@@ -95,14 +72,11 @@ def test_the_mean_of_the_last_checkpoints_is_numpys(kept, capsys):
     assert_equal(parameters(kept, "last:2", step=3), jax.tree.map(
         lambda *leaves: np.mean(np.stack(leaves), 0, np.float64).astype(np.float32), *states[:2]
     ))  # fmt: skip
-    stored = state(kept, STEPS)["opt_state"]
-    assert_equal(parameters(kept, "ema"), stored[-1]["average"])
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("average", ["ema", "last:3"])
-def test_an_export_has_the_average(kept, tmp_path, average):
-    output = str(tmp_path / "exported")
+def test_an_export_has_the_average(kept, tmp_path):
+    average, output = "last:3", str(tmp_path / "exported")
     flags = [f"--model_dir={kept}", f"--average={average}"]
     assert export.main([*flags, f"--output={output}"]) == 0  # transformers computes its logits
     model = opened(kept)[0].config.model
@@ -139,43 +113,27 @@ def test_mistakes_are_one_line(kept, text_cache, tmp_path, capsys):
         "fill": (f"--model_dir={kept}", "a <extra_id_0>"),
         "generate": (f"--model_dir={kept}", "--prompt=a"),
     }.items():
-        for average in ("last:1", "mean", "last:0", "last:"):
+        for average in ("last:1", "ema", "last:0", "last:"):
             code, said = ended(f"trainer.{command}", [*flags, f"--average={average}"], capsys)
-            assert_one_line(code, said, f"--average={average}: it must be ema or last:K, with K of")
-    changed = flags_of(text_cache, kept, *FLAGS, "--train_steps=5", "--preset=t5_1_1_tiny")
-    code, said = ended("trainer.pretrain", changed, capsys)
-    assert_one_line(code, said, "averages.ema_decay was 0.8, is None")
+            assert_one_line(code, said, f"--average={average}: it must be last:K, with K of")
 
 
-def test_a_run_starts_from_one_with_and_without_an_average(kept, text_cache, tmp_path, capsys):
-    plain = trained(text_cache, tmp_path / "plain", *FLAGS, LAST)
-    code, said = ended("trainer.evaluate", [f"--model_dir={plain}", "--average=ema"], capsys)
-    assert_one_line(code, said, "--average=ema: the run keeps no average")
+def test_an_earlier_run_that_kept_a_moving_average_is_refused(kept, text_cache, tmp_path, capsys):
+    run = shutil.copytree(kept, tmp_path / "model")
 
-    def begun(source, *flags):
-        given = flags_of(text_cache, tmp_path / "new", *FLAGS, *flags, "--train_steps=9")
-        run = prepare(*build_config("t5_1_1_tiny", [*given, f"--init_from={source}"]))
-        start = init_from.start(run)
-        return start.describe(), start.state(Program(run))
+    def store(decay):
+        for path in (run / "config.json", *run.glob("checkpoint_*/run/metadata")):
+            value, _ = seal.opened(json.loads(path.read_text()))
+            value["config"]["averages"] = {"ema_decay": decay, "ema_start_step": 0}
+            path.write_text(json.dumps(seal.sealed(value)))
 
-    says = "the average of the parameters starts from them"
-    said, new = begun(plain, *EMA)
-    assert "with the optimizer state" in said
-    assert says in said
-    assert_equal(new.opt_state[-1].average, new.params)
-    assert int(new.opt_state[-1].clock.count) == STEPS
-    stored = state(plain, STEPS)["opt_state"]
-    assert_equal([*map(jax.tree.leaves, new.opt_state[:-1])], [*map(jax.tree.leaves, stored)])
-
-    said, new = begun(kept, *EMA)
-    assert says not in said
-    assert_equal(new.opt_state[-1].average, state(kept, STEPS)["opt_state"][-1]["average"])
-    assert int(new.opt_state[-1].clock.count) == STEPS
-
-    said, new = begun(kept)
-    assert "with the optimizer state" in said
-    assert len(new.opt_state) == len(stored)
-
-    said, new = begun(plain, *EMA, "--init_from_state=false")
-    assert says in said
-    assert int(new.opt_state[-1].clock.count) == 0
+    store(None)
+    evaluate.main([f"--model_dir={run}"])
+    store(0.9)
+    says = "--init_from_state=false, and use --average=last:K"
+    for command, flags in {
+        "evaluate": [f"--model_dir={run}"],
+        "pretrain": flags_of(text_cache, tmp_path / "new", LAST, f"--init_from={run}"),
+    }.items():
+        code, said = ended(f"trainer.{command}", flags, capsys)
+        assert_one_line(code, said, says)

@@ -273,12 +273,6 @@ def test_batches_in_tokens(flags, rows, microbatches):
     assert batch_of_tokens(config, origins, Lengths(1, 512)) == config
 
 
-def test_a_run_of_tokens_may_begin_its_average_late():
-    """How many updates it makes is known once its rows are."""
-    flags = ("--averages.ema_decay=0.9", "--train_tokens=300B", "--averages.ema_start_step=20000")
-    assert build(*flags)[0].averages.ema_start_step == 20000
-
-
 def test_a_run_is_opened_elsewhere_without_what_only_updates_need():
     config, origins = build("--batch_size=32", "--microbatches=8", "--data.segment_documents=true")
     config = fields.replace(config, "data.take", "c4_ul2: 0.1")

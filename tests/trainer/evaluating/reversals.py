@@ -126,7 +126,7 @@ def evaluate(folder: str, batch_size: int, *flags: str, preset: str = "t5_1_1_ti
     flags = (*FLAGS, f"--model_dir={model_dir}", f"--evaluation.batch_size={batch_size}", *flags)
     run = prepared(preset, *flags)
     program = Program(run)
-    results = Evaluation(run, "validation", program)(program.initial_state(), 0)
+    results = Evaluation(run, "validation", program)(program.initial_state().params, 0)
     with open(os.path.join(model_dir, "predictions", "validation_0.jsonl")) as file:
         return results, [json.loads(line) for line in file]
 

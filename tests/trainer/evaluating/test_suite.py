@@ -199,19 +199,19 @@ def test_answers_are_those_of_transformers(runs, questions, name, tmp_path):
 def test_a_run_answers_its_suite(text_cache, questions, tmp_path, capsys):
     flags = ["--train_steps=4", "--evaluation.every_steps=2", "--metrics.tensorboard=false"]
     suite = f"{questions},{ROOT}/tasks/questions/files/english/agreement.jsonl"
-    flags += ["--averages.ema_decay=0.9", f"--evaluation.suite={suite}"]
+    flags += [f"--evaluation.suite={suite}"]
     flags += ["--evaluation.examples=4", "--checkpoint.best_metric=mine/suite_accuracy"]
     model_dir = trained(text_cache, tmp_path / "model", *flags, lengths=(64, 18))
     found = [line for line in read_metrics(str(model_dir)) if "suite" in line["split"]]
     assert {line["step"] for line in found} == {2, 4}
     by_split = {line["split"]: line["metrics"] for line in found if line["step"] == 4}
-    assert {"suite/mine", "suite/agreement", "suite.ema/mine"} <= by_split.keys()
+    assert {"suite/mine", "suite/agreement"} <= by_split.keys()
     ours = by_split["suite/mine"]
     assert ours["suite_accuracy_low"] <= ours["suite_accuracy"] <= ours["suite_accuracy_high"]
     before = scores.path(str(model_dir), "4")
     answers = files.read_bytes(before)
     names = sorted(path.name for path in (model_dir / "suite").iterdir())
-    assert names == ["2.ema.jsonl", "2.jsonl", "4.ema.jsonl", "4.jsonl"]
+    assert names == ["2.jsonl", "4.jsonl"]
     # The command gives what the run gave.
     evaluate.main([f"--model_dir={model_dir}", f"--suite={suite}"])
     assert files.read_bytes(before) == answers

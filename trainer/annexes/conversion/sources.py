@@ -14,7 +14,7 @@ from trainer.checkpoints import layout, stored
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import NO_STEP, Checkpoint
 from trainer.checkpoints.tensors import held
-from trainer.config import Config, fields, from_flags
+from trainer.config import Config, fields, from_flags, stored_config
 from trainer.config.presets import model_preset
 from trainer.data import features
 from trainer.exporting.folder import Model
@@ -175,7 +175,7 @@ def _model_of(
     flag = f"{FLAG}={source.path}"
     if checkpoint.run is not None:
         _refuse_given(flag, given, "the checkpoint describes its model")
-        config = fields.from_dict(Config, checkpoint.run["config"], source.path)
+        config = stored_config(checkpoint.run["config"], source.path)
         positions = features.longest_row(config)
         own = _unscanned(config.model)
         return Model(own, config.preset, positions or own.max_positions)

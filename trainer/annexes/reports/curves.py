@@ -5,7 +5,6 @@ from typing import Any
 
 from tasks.pages.chart import Chart, Series
 from tasks.questions.scores import ACCURACY, BITS, SUITE
-from trainer.config import averages
 from trainer.reporting.history import TRAIN, VALIDATION, History
 
 AXES = {"steps": "updates", "tokens": "positions read", "hours": "hours of training"}
@@ -15,7 +14,7 @@ _FILLED = {"inputs_full": "inputs", "targets_full": "targets"}
 _OWN = ("loss", "accuracy", "gradient_norm", "learning_rate", *_FILLED)
 _SHARES = ("accuracy", "sequence_accuracy", "order_accuracy", "dropped_tokens", "mfu")
 _MEMORY = {"device_memory_bytes": "device", "host_memory_bytes": "host"}
-_SPLITS = (TRAIN, VALIDATION, averages.label(VALIDATION, averages.EMA))
+_SPLITS = (TRAIN, VALIDATION)
 _GB = 1e9
 # (split, metric, label) of each line in a chart.
 Lines = Sequence[tuple[str, str, str]]

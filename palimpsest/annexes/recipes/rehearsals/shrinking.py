@@ -28,7 +28,6 @@ _PIECES = 1000
 _OF_RUN = (
     *("cache_dir", "model_dir", "data.local_dir", "metrics.wandb", "profile_steps"),
     *("tokens_per_batch", "microbatches", "data.skip", "on_event", "train_tokens", "rewind_to"),
-    "averages.ema_start_step",
 )
 _DROPPED = {
     "dedup": ("output", "runner", "workers", "part"),

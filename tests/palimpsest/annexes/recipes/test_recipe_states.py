@@ -320,9 +320,9 @@ def test_a_run_measured_in_tokens_cannot_become_shorter(old, new, goes_on):
     [
         ({}, "validation"),
         ({"average": "last:3"}, "validation.last3"),
-        ({"average": "ema", "task": "mine_ul2"}, "mine_ul2:validation.ema"),
+        ({"average": "last:3", "task": "mine_ul2"}, "mine_ul2:validation.last3"),
         ({"suite": "english"}, "suite/english"),
-        ({"suite": "english", "average": "ema"}, "suite.ema/english"),
+        ({"suite": "english", "average": "last:3"}, "suite.last3/english"),
     ],
 )
 def test_what_an_evaluation_wrote_is_found(tmp_path, flags, written):

@@ -135,11 +135,11 @@ def test_keys_of_any_spelling_do_not_lead_out_of_the_folder(tmp_path, monkeypatc
 def test_what_twenty_updates_cannot_hold_is_made_to_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    run = 'train_tokens = "1B"\naverages = { ema_decay = 0.9, ema_start_step = 500 }\n[evaluate]'
+    run = 'train_tokens = "1B"\n[evaluate]'
     text = PLACES.replace("[evaluate]", run).replace("[report]", 'average = "last:5"\n[report]')
     tables = small_tables(tmp_path, text)
-    kept = {name for name in tables["pretrain"] if name.startswith(("train_", "averages."))}
-    assert kept == {"train_steps", "averages.ema_decay"}
+    kept = {name for name in tables["pretrain"] if name.startswith("train_")}
+    assert kept == {"train_steps"}
     assert tables["evaluate"] == {"average": "last:2"}
 
 

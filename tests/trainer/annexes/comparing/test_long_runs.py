@@ -164,7 +164,7 @@ def _of_batch(folder, batch):
 
 def test_a_rewound_run_is_one_that_skipped_from_the_start(text_cache, copied, skipping, capsys):
     (copied / "evaluation.json").write_text('{"checkpoints": {"5": {}, "10": {}}}')
-    for name in ("suite/5", "suite/10.ema", "suite/20", "predictions/validation_15"):
+    for name in ("suite/5", "suite/10.last3", "suite/20", "predictions/validation_15"):
         (copied / f"{name}.jsonl").parent.mkdir(exist_ok=True)
         (copied / f"{name}.jsonl").write_text("{}")
     spike = curve(copied)
@@ -174,7 +174,7 @@ def test_a_rewound_run_is_one_that_skipped_from_the_start(text_cache, copied, sk
     assert json.loads((copied / "evaluation.json").read_text()) == {"checkpoints": {"5": {}}}
     assert [path.name for path in (copied / "suite").iterdir()] == ["5.jsonl"]
     assert not [*(copied / "predictions").iterdir()]
-    moved = {"suite_10.ema.jsonl", "suite_20.jsonl", "predictions_validation_15.jsonl"}
+    moved = {"suite_10.last3.jsonl", "suite_20.jsonl", "predictions_validation_15.jsonl"}
     assert moved <= {path.name for path in (copied / "rewound_checkpoint_20").iterdir()}
     # The same command goes on after the rewind, and does not go back again.
     train(text_cache, copied, *flags, kill=18)
@@ -364,8 +364,8 @@ def test_what_cannot_go_back_or_branch_is_refused(text_cache, plain, copied, cap
         ),
         (["--branch_from={plain}@10", "--lora.rank=2"], "lora.rank was None, is 2; a branch"),
         (
-            ["--branch_from={plain}@10", "--averages.ema_decay=0.9", "--optimizer.clip_norm=1"],
-            "averages.ema_decay was None, is 0.9; a branch",
+            ["--branch_from={plain}@10", "--plateau.metric=loss", "--evaluation.every_steps=5"],
+            "plateau.metric was None, is loss; a branch",
         ),
         (["--branch_from={plain}@10", "--rewind_to=5"], "has no checkpoint yet"),
     ],

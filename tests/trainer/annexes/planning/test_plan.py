@@ -58,17 +58,6 @@ def test_json_adds_up_and_lengths_are_the_tasks(capsys):
     assert subject(config, origins, devices=1).lengths == (512, 114)
 
 
-def test_an_average_takes_the_memory_of_the_parameters():
-    flags = ("--lengths.inputs=0", "--evaluation.every_steps=0")
-    without, kept = (
-        compile_plan(tiny(*flags, *more, preset="lm_tiny"), local_target())
-        for more in ((), ("--averages.ema_decay=0.9",))
-    )
-    before, now = (each.train.memory.parts["optimizer state"] for each in (without, kept))
-    # Beside the average there is a count.
-    assert now - before == pytest.approx(4 * kept.parameters + 4, abs=64)
-
-
 @pytest.mark.parametrize(
     ("preset", "flags"),
     [

@@ -6,7 +6,6 @@ from palimpsest.commands import COMMANDS, command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import parse
 from tests.support.runs import config_of
-from trainer.annexes.t5x.engine import unsupported
 from trainer.config.from_flags import origins_of
 
 
@@ -16,11 +15,6 @@ def test_flags_of_our_engine_have_no_effect():
             UserError, match=f"^{flag.partition('=')[0]} has no effect with --engine=t5x"
         ):
             origins_of(config_of("--engine=t5x", flag))
-
-
-def test_t5x_keeps_no_average():
-    (said,) = unsupported(config_of("--averages.ema_decay=0.9", "--engine=t5x"))
-    assert "averages.ema_decay" in said
 
 
 def test_a_run_needs_no_flag_and_a_step_has_two_names():
