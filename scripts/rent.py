@@ -14,7 +14,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BOOK = ROOT / "dev" / "budget.toml"
 PACKAGES = ("palimpsest", "vocab", "tasks", "pipeline", "trainer")
-OTHERS = ("benchmarks", "docker", "experiments", "scripts")
+OTHERS = ("benchmarks", "docker", "examples", "experiments", "scripts")
 ANNEXES = "annexes"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import palimpsest_home
+from tasks import annexes
 from tasks.corpora import c4, lm1b, pg19, python_docs, rlm, wikipedia
 from tasks.mixture import MixtureSpec
 from tasks.task import OBJECTIVES, TaskSpec, objective_of, own_task
@@ -29,7 +30,15 @@ _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
 
 
 def tasks(module: str | None = None) -> dict[str, TaskSpec]:
-    """Returns all known tasks by name, including TASKS of a user's `module`."""
+    """Returns all tasks by name, including those of annexes and TASKS of a user's `module`."""
+    return {
+        **{name: annexes.get("tasks", name) for name in annexes.entries("tasks")},
+        **_named(module),
+    }
+
+
+def _named(module: str | None) -> dict[str, TaskSpec]:
+    """Returns the core's tasks and those of a user's module by name."""
     ours = [task for family in _FAMILIES for task in family.TASKS]
     return {task.name: task for task in [*ours, *_own(module, "TASKS", TaskSpec)]}
 
@@ -105,7 +114,8 @@ def _file_of(module: str) -> str | None:
 
 def find(name: str, module: str | None = None) -> TaskSpec | None:
     """Returns the task `name`, registered or NAME_OBJECTIVE; None if there is none."""
-    return tasks(module).get(name) or own_task(name)
+    # Of the annexes, only the one with the name is imported.
+    return _named(module).get(name) or annexes.get("tasks", name) or own_task(name)
 
 
 def get(name: str, module: str | None = None) -> TaskSpec:

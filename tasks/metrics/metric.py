@@ -1,12 +1,12 @@
-"""Looks up metrics by name, for flags, including metrics from a user's module."""
+"""Looks up metrics by name, for flags, including metrics of annexes and of a user's module."""
 
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from tasks import registry
+from tasks.annexes import Registry
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 
@@ -70,7 +70,8 @@ _VALUES = {
     "squad": ("em", "f1"),
     "rouge": ("rouge1", "rouge2", "rougeLsum"),
 }
-METRICS: Mapping[str, Metric] = MappingProxyType(
+METRICS: Registry[Metric] = Registry(
+    "metrics",
     {
         name: Metric(
             name, f"tasks.metrics.{module}:{name}", lower_is_better, _VALUES.get(name, ()), package
@@ -85,12 +86,12 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             ("labels", "scipy", False, ("pearson", "spearman")),
         )
         for name in names
-    }
+    },
 )
 
 
 def known(module: str | None = None) -> dict[str, Metric]:
-    """Returns all metrics by name, including METRICS of a user's `module`."""
+    """Returns all metrics by name, including those of annexes and METRICS of a user's `module`."""
     own = getattr(registry.load(module), "METRICS", ()) if module else ()
     return {**METRICS, **{metric.name: metric for metric in own}}
 

@@ -1,6 +1,6 @@
 """`palimpsest COMMAND`: every command by name, what --help lists, and completion."""
 
-import os
+import importlib
 import pathlib
 import shutil
 import subprocess
@@ -13,7 +13,8 @@ from palimpsest.__main__ import main, named, page
 from palimpsest.commands import COMMANDS, GROUPS, command, summary
 from tasks.terminal import extras
 from tasks.terminal.command import Command
-from tests.support.extending import example, install
+from tasks.terminal.command_line import UserError
+from tests.support.extending import example
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -59,13 +60,6 @@ def test_words_name_a_command():
     assert named(["--help"]) == ("", ["--help"])
 
 
-COUNTING = """title = "Counts of caches"
-
-[commands.caches]
-"cache count" = ".count_documents"
-"""
-
-
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -85,28 +79,18 @@ def test_the_program(words, code, says, capsys):
     assert says in "".join(capsys.readouterr())
 
 
-def test_a_package_adds_a_command(tmp_path):
-    """docs/extending.md's: an annex in an installed distribution."""
-    install(tmp_path, "counting", {"count_documents.py": example("A command")}, COUNTING)
+def test_a_module_is_a_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "count_documents.py").write_text(example("A command"))
     (tmp_path / "a.txt").write_text("One document.\n" * 7)
-
-    def ran(*words: str) -> tuple[int, str, str]:
-        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-        command = [sys.executable, "-m", "palimpsest", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        return done.returncode, done.stdout, done.stderr
-
-    assert "cache count           Counts the documents of a cache.\n" in ran("--help")[1]
     build = ["--task=lm", "--name=mine", f"--corpus=text:{tmp_path}/a.txt", "--vocabulary=bytes"]
     assert ended("build", *build, f"--cache_dir={tmp_path}") == 0
-    cache = tmp_path / "mine_lm"
-    assert ran("cache", "count", f"--cache={cache}")[:2] == (0, "7\n")
-    assert ran("cache-count", f"--cache={cache}")[0] == 2
-    code, _, err = ran("cache", "count", f"--cache={cache}", "--at_least=1000000")
-    assert code == 2
-    assert "lower --at_least" in err
-    shutil.rmtree(tmp_path / "counting-1.0.dist-info")
-    assert "cache count" not in ran("--help")[1]
+    monkeypatch.syspath_prepend(tmp_path)
+    main = importlib.import_module("count_documents").main
+    capsys.readouterr()
+    main([f"--cache={tmp_path}/mine_lm"])
+    assert capsys.readouterr().out == "7\n"
+    with pytest.raises(UserError, match="lower --at_least"):
+        main([f"--cache={tmp_path}/mine_lm", "--at_least=1000000"])
 
 
 def test_a_reader_may_leave_before_the_end():

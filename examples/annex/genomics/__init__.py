@@ -1,0 +1,1 @@
+"""What a group that trains on DNA adds to Palimpsest: annex.toml says what and where."""
