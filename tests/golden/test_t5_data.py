@@ -202,10 +202,7 @@ def test_masks_have_the_distribution_of_t5(data):
     independent = noise.uniforms(keys, 568) < 85 / 568
     generator = np.random.default_rng(0)
     geometric = [generator.geometric(28 / total, (windows, 28)) for total in (483, 85)]
-    for wrong in (
-        independent,
-        noise.alternate(*geometric, np.full(windows, 568), 568),
-    ):
+    for wrong in (independent, noise.alternate(*geometric, np.full(windows, 568), 568)):
         statistic, freedom = chi_square(span_lengths(wrong), theirs_by_length)
         assert statistic > 2 * freedom
 

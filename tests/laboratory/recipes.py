@@ -33,7 +33,7 @@ class _Recipe(Command):
     """`palimpsest run` of a recipe in a folder."""
 
     exit_codes = Command.exit_codes | {
-        signal.SIGTERM: (0, EXIT_PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM),
+        signal.SIGTERM: (0, EXIT_PREEMPTED, 128 + signal.SIGTERM, -signal.SIGTERM)
     }
 
     def __init__(self, path: pathlib.Path, folder: pathlib.Path):

@@ -96,10 +96,7 @@ def main():
     parser.add_argument("--full", action="store_true", help="the whole page")
     flags = parser.parse_args()
     size = flags.width, flags.height
-    with (
-        chromium() as browser,
-        opened(browser, flags.file, *size, dark=flags.dark) as found,
-    ):
+    with chromium() as browser, opened(browser, flags.file, *size, dark=flags.dark) as found:
         if flags.scroll_to:
             found.page.locator(flags.scroll_to).first.evaluate("one => one.scrollIntoView()")
         found.page.screenshot(path=flags.picture, full_page=flags.full)

@@ -11,14 +11,7 @@ import pyarrow as pa
 from pipeline.building import lifecycle
 from pipeline.building.write import ShardWriter
 from tasks import vocabulary
-from tasks.cache.manifest import (
-    PLAN,
-    PLAN_MARK,
-    SHARD_KINDS,
-    CacheManifest,
-    PairLimits,
-    shard_file,
-)
+from tasks.cache.manifest import PLAN, PLAN_MARK, SHARD_KINDS, CacheManifest, PairLimits, shard_file
 from tasks.cache.pack import Documents, Pairs
 from tasks.cache.windows import Windows
 

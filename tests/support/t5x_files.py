@@ -26,10 +26,7 @@ LAYOUTS = ("orbax", "placeholder", *BEFORE_ORBAX)
 D, HEADS, KV, F, V, LAYERS, BUCKETS = 8, 4, 3, 16, 128, 2, 32
 STEP = 10
 
-_ATTENTION = {
-    "encoder": ("attention",),
-    "decoder": ("self_attention", "encoder_decoder_attention"),
-}
+_ATTENTION = {"encoder": ("attention",), "decoder": ("self_attention", "encoder_decoder_attention")}
 _NORMS = {
     "encoder": ("pre_attention_layer_norm", "pre_mlp_layer_norm"),
     "decoder": (

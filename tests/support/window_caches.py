@@ -8,11 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.building import write
-from tasks.cache.manifest import (
-    CacheManifest,
-    Plan,
-    shard_file,
-)
+from tasks.cache.manifest import CacheManifest, Plan, shard_file
 from tasks.cache.pack import Documents
 from tasks.cache.receipts import read_receipt
 from tasks.cache.windows import Windows

@@ -141,10 +141,7 @@ def test_what_a_killed_build_left_among_the_lists_is_removed(arguments, built, t
         main(arguments(cache_dir, *more, "--languages=en,ro"))
         assert not left.exists()
     folder = str(cache_dir / TASK)
-    with (
-        lock.held(folder, "build", "--cache_dir"),
-        pytest.raises(UserError, match="another build"),
-    ):
+    with lock.held(folder, "build", "--cache_dir"), pytest.raises(UserError, match="another build"):
         main(arguments(cache_dir, *more, "--languages=en,ro"))
 
 

@@ -115,10 +115,7 @@ def test_a_whole_build_and_a_double_are_refused(part, build, tmp_path, capsys):
         with pytest.raises(UserError, match=r"another build is writing .*: part 2 of 3, process"):
             part("2/3")
         part("3/3")  # others go on
-    with (
-        lock.held(*of),
-        pytest.raises(UserError, match=r"another build is writing .*: process"),
-    ):
+    with lock.held(*of), pytest.raises(UserError, match=r"another build is writing .*: process"):
         part("2/3")
     build(tmp_path, PIECES)
     assert "next: " in capsys.readouterr().out

@@ -16,9 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tasks.cache import copies
-from tasks.cache.manifest import (
-    shard_file,
-)
+from tasks.cache.manifest import shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.support.window_caches import COUNT, Cache, check, expected, make, read_from_threads

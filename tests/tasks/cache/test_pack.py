@@ -99,11 +99,7 @@ def test_rows_do_not_depend_on_batches(packing, documents, row_tokens, separator
 
 def test_best_fit_chooses_the_row_with_the_least_space_and_bounds_open_rows():
     rows, lineage = packed("best_fit", [[3] * 6, [4] * 7, [5] * 4, [6] * 3, [7] * 6], 10, "none")
-    assert [row.targets.tolist() for row in rows] == [
-        [3] * 6 + [5] * 4,
-        [4] * 7 + [6] * 3,
-        [7] * 6,
-    ]
+    assert [row.targets.tolist() for row in rows] == [[3] * 6 + [5] * 4, [4] * 7 + [6] * 3, [7] * 6]
     assert [name for name, *_ in lineage] == ["0", "2", "1", "3", "4"]
 
     packer = pack.packer("best_fit", 10, "none")

@@ -12,11 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.cache import records, shards
-from tasks.cache.manifest import (
-    LINEAGE_COLUMNS,
-    CacheManifest,
-    shard_file,
-)
+from tasks.cache.manifest import LINEAGE_COLUMNS, CacheManifest, shard_file
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 from tests.support import plain_records

@@ -97,8 +97,7 @@ def test_only_transient_errors_are_retried(error, tries):
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"Retry-After": "7"}, {"retry-after": "7"}, {"ratelimit": '"api";r=0;t=7'}],
+    "headers", [{"Retry-After": "7"}, {"retry-after": "7"}, {"ratelimit": '"api";r=0;t=7'}]
 )
 def test_retry_after_is_respected(monkeypatch, headers):
     waits = []

@@ -125,8 +125,7 @@ def test_all_stages_are_finished_and_an_export_for_t5x_is_one(here, capsys):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["train.rows-00000-of-00001.npy", "COMPLETED", "train.tfrecord-00000-of-00001"],
+    "name", ["train.rows-00000-of-00001.npy", "COMPLETED", "train.tfrecord-00000-of-00001"]
 )
 def test_a_cache_without_a_file_is_built_again(here, name):
     path = here / "it/cache/mine_span_corruption" / name

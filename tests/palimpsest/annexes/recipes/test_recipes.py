@@ -100,11 +100,7 @@ def test_a_key_overrides_what_flows_and_a_stage_can_be_named(tmp_path):
         ("= 9000", '= "x"', "[vocabulary]: --vocab_size=x: it must be a whole number"),
         ("= 9000", "= 9000\nalpha = 0.3", "alpha and the weights of corpora are alternatives"),
         ("[finetune.qa]", "[cache.b]\ntask = 'lm'\n[finetune.qa]", "has several languages"),
-        (
-            "[finetune.qa]",
-            "[finetune.ga]",
-            "[finetune.ga] reads [cache.ga], and there is none: ",
-        ),
+        ("[finetune.qa]", "[finetune.ga]", "[finetune.ga] reads [cache.ga], and there is none: "),
         ("[finetune.qa]", "[finetune]", "[finetune] has the key train_steps"),
         ("weight = 2", "wait = 2", "unknown: wait"),
         ("weight = 2", 'weight = 2\ncolumn = "x"', "unknown: column"),

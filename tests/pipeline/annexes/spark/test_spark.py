@@ -113,8 +113,5 @@ def test_failures_of_spark(text, says):
 
 def test_bugs_keep_their_tracebacks():
     for error in (Py4JJavaError("[PYTHON_EXCEPTION] ValueError: a bug"), ValueError("a bug")):
-        with (
-            pytest.raises(type(error), match="a bug"),
-            failures.job(True, engine._explained),
-        ):
+        with pytest.raises(type(error), match="a bug"), failures.job(True, engine._explained):
             raise error
