@@ -12,11 +12,11 @@
 
 builds: a corpus of a drawn format is built with a drawn vocabulary, packing, limits and filters.
 The cache must hold what tests/laboratory/oracle.py expects, byte by byte of every file. The same
-build is ended at drawn moments and resumed, extended and killed, documents are taken down and
-killed, files of the cache and of the corpus are damaged: each time the files must be those of the
-undisturbed commands, and the oracle's. The commands run in forks of one process that has imported
-everything; with --large, in fresh processes with workers, on megabytes of texts, and every fault of
-tests/laboratory/faults.py is injected.
+build, whole or in parts, is ended at drawn moments and resumed, extended and killed, documents are
+taken down and killed, files of the cache and of the corpus are damaged: each time the files must be
+those of the undisturbed commands, and the oracle's. The commands run in forks of one process that
+has imported everything; with --large, in fresh processes with workers, on megabytes of texts, and
+every fault of tests/laboratory/faults.py is injected.
 
 runs: a model, objective, mixture, optimizer and what saves and evaluates are drawn for a run of 6
 to 12 updates, or with --cache_dir one run is given. The windows of its batches must be the cache's,

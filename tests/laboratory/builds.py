@@ -157,6 +157,7 @@ class Trial:
         self._in_force = 0
         with_beam = chance() < _BEAM_SHARE and len(self._languages) == 1
         self._runner = pick(("one", "two")) if with_beam else ""
+        self._parts = 0 if self._runner or self.is_large else pick((0, 0, 2, 3))
         self.shard_bytes = pick((500, 3000, 20_000))
         if self.is_large:
             self.shard_bytes, self._runner = _LARGE_SHARD_BYTES, ""
@@ -340,7 +341,8 @@ class Trial:
             f"{kind.format}{kind.packing}{kind.archive} {kind.ids}" for kind in self._kinds.values()
         }
         what = [*sorted(kinds), self._kind, self._packing, self._separator, *[*self._kinds][1:]]
-        return " ".join([*what, f"workers {self._runner}" if self._runner else ""]).strip()
+        how = [f"workers {self._runner}"] * bool(self._runner)
+        return " ".join([*what, *how, *[f"{self._parts} parts"] * bool(self._parts)])
 
     def _refused(self) -> str:
         self.build("a", exclude=self.excluding()).refuse("empty corpus", "leaves no doc")
@@ -394,18 +396,26 @@ class Trial:
         left = self.flags.kills if is_first else self.random.choice((1, 1, 2, 3))
         while left > 0:
             kills = draw_kills(self.random, plain, min(left, 8))
-            build = self.build("b", *more, exclude=exclude)
-            said = build.disturb(kills)
+            builds = [self.build("b", *more, *part, exclude=exclude) for part in self._shares()]
+            killed = self.random.choice(builds)
+            said = collections.Counter[str]()
+            for build in builds:
+                said += build.disturb(kills if build is killed else ())
             names = [str(kill) for kill in said.elements()]
             self.said.append(f"{what}, {' and '.join(names)}")
             self.counts.update(f"{what}, {name.split()[0]}" for name in names)
-            self.counts["finished shards redone"] += is_first and build.redone
+            self.counts["finished shards redone"] += is_first and killed.redone
             left -= len(kills)
             self.same("a", "b", f"{what} and killed ({', '.join(names)})")
             if left > 0:
-                shutil.rmtree(build.cache)
+                shutil.rmtree(killed.cache)
         self._in_force, self.seconds = len(self.lists), plain.seconds
         return plain
+
+    def _shares(self) -> list[list[str]]:
+        """Returns the flags of each build of a cache: of the whole, or of parts in any order."""
+        parts = self.random.sample(range(self._parts), self._parts)
+        return [[f"--part={number}/{self._parts}"] for number in parts] or [[]]
 
     def _damage(self) -> None:
         """Damages a compressed file: a build names it, or has the same documents."""

@@ -33,15 +33,6 @@ def start(tmp_path):
         each.kill()
 
 
-def test_output_and_exit_code_are_returned(start):
-    made = start("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
-    assert made.wait(30).code == 3
-    assert made.exit_code == 3
-    assert sorted(made.output().split()) == ["err", "out"]
-    with pytest.raises(Difference, match="a stub ended with 3"):
-        made.check_alive()
-
-
 def test_a_traceback_is_noticed(start):
     with pytest.raises(Difference, match=r"(?s)a stub printed a traceback: .*something"):
         start("raise ValueError('something')").finish()
@@ -67,19 +58,6 @@ def test_a_process_that_is_left_behind_is_noticed(start, monkeypatch):
     assert made.wait_until(lambda: "1" in made.output(), 30)
     with pytest.raises(Difference, match="some of its processes have not"):
         made.end(signal.SIGTERM)
-
-
-def test_killing_kills_the_children(start, tmp_path):
-    child = tmp_path / "child"
-    grow = f"while True:\n    open({str(child)!r}, 'a').write('a')\n    time.sleep(0.01)"
-    code = f"import time\n{grow}"
-    made = start(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])")
-    assert made.wait_until(child.exists, 30)
-    assert made.kill()
-    assert not made.kill(), "killing twice is harmless"
-    size = child.stat().st_size
-    time.sleep(0.1)
-    assert child.stat().st_size == size
 
 
 def test_waiting_ends_with_the_condition_the_command_or_the_deadline(start):

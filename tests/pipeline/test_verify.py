@@ -36,19 +36,8 @@ def found(folder, workers=1) -> list[str]:
     return [str(fault) for fault in verify(str(folder), workers)[1]]
 
 
-def append(path):
-    path.write_bytes(path.read_bytes() + b"more")
-
-
 def fill(path):
     path.write_text("{}")
-
-
-def swap(path):
-    other = path.with_name(path.name.replace("00000-of", "00001-of"))
-    mine, theirs = path.read_bytes(), other.read_bytes()
-    path.write_bytes(theirs)
-    other.write_bytes(mine)
 
 
 def edit(path):
@@ -99,15 +88,11 @@ def test_a_valid_cache_passes(cache, documents, capsys, workers, in_processes):
     [
         (FIRST.format("tfrecord"), flip, None, r"the SHA-256 differs \(row \d+: .*checksum"),
         (FIRST.format("tfrecord"), truncate, None, r"bytes, not [\d,]+ \(row \d+: "),
-        (FIRST.format("tfrecord"), append, None, r"bytes, not [\d,]+ \(row \d+: the record is cut"),
         (FIRST.format("tfrecord"), os.unlink, None, "missing; run pipeline.build"),
-        (FIRST.format("tfrecord"), swap, None, "bytes, not"),
         (FIRST.format("rows") + ".npy", flip, None, "the SHA-256 differs"),
-        (FIRST.format("rows") + ".npy", os.unlink, None, "missing"),
         (FIRST.format("documents") + ".parquet", truncate, None, "bytes, not"),
         (FIRST.format("receipt") + ".json", edit, None, "manifest.json differ in documents"),
         (FIRST.format("receipt") + ".json", os.unlink, None, "missing"),
-        (FIRST.format("receipt") + ".json", truncate, None, "not valid JSON"),
         ("manifest.json", truncate, None, "not valid JSON"),
         ("manifest.json", os.unlink, None, "missing: the cache is not finished"),
         ("manifest.json", edit_manifest, FIRST.format("receipt") + ".json", "differ in rows"),
@@ -120,7 +105,6 @@ def test_a_valid_cache_passes(cache, documents, capsys, workers, in_processes):
         ("plan.json", os.unlink, None, "missing"),
         ("COMPLETED", os.unlink, None, "missing"),
         ("info.train.json", fill, None, "wrong content"),
-        ("stats.validation.json", fill, None, "wrong content"),
         ("sentencepiece.model", flip, None, "not the vocabulary"),
         ("sentencepiece.model", os.unlink, None, "missing"),
     ],

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 
@@ -11,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.reading import sources
-from tasks.terminal.command_line import UserError
 from tests.support import in_process
 from tests.support.parameters import slow_unless
 
@@ -167,27 +165,3 @@ def test_a_bug_keeps_its_traceback(flags, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "read", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         in_process.run("pipeline.build", *flags(tmp_path))
-
-
-@pytest.mark.parametrize("form", ["text", "json", "parquet"])
-@pytest.mark.parametrize("change", ["cut short", "written again", "gone"])
-def test_a_file_that_changes_while_it_is_read(tmp_path, form, change):
-    """Otherwise documents after the end of the shorter file would silently be missing."""
-    path = tmp_path / f"corpus.{form}"
-    texts = [f"document {n} {os.urandom(300).hex()}" for n in range(3000)]
-    if form == "parquet":
-        pq.write_table(pa.table({"text": texts}), path, row_group_size=3000)
-    else:
-        lines = [json.dumps({"text": text}) if form == "json" else text for text in texts]
-        path.write_text("\n".join(lines))
-    corpus = sources.resolve(sources.parse(f"{form}:{path}?validation=0"))
-    batches = sources.read(corpus, corpus.pieces[-1], batch_documents=10)
-    next(batches)
-    if change == "cut short":
-        os.truncate(path, path.stat().st_size - 100)
-    elif change == "written again":
-        os.utime(path, ns=(1, 1))
-    else:
-        path.unlink()
-    with pytest.raises(UserError, match=re.escape(str(path))):
-        list(batches)

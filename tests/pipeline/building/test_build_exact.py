@@ -159,13 +159,6 @@ def test_a_finished_cache_is_not_changed(tmp_path, build, checksums, expected, c
     assert checksums(folder) == expected
 
 
-def test_a_different_plan_changes_nothing(build, tmp_path, checksums, expected):
-    folder = build(tmp_path)
-    with pytest.raises(UserError, match=r"row_tokens: 100, there: 568.*another --cache_dir"):
-        build(tmp_path, "--row_tokens=100")
-    assert checksums(folder) == expected
-
-
 def test_one_build_at_a_time(build, tmp_path):
     folder = tmp_path / TASK
     folder.mkdir()

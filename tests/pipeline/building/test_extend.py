@@ -150,22 +150,6 @@ def test_an_unfinished_cache_is_extended(build, tmp_path, growing):
     assert before["validation.tfrecord-00000"] != after["validation.tfrecord-00000"]  # one piece
 
 
-def test_a_remote_cache_is_extended(build, growing):
-    import fsspec
-
-    folder, add = growing
-    root = "memory://extended"
-    build(root, flag(folder))
-    add("a.jsonl")
-    build(root, flag(folder), "--extend")
-    memory = fsspec.filesystem("memory")
-    name = memory.ls("extended", detail=False)[0].rsplit("/", 1)[-1]
-    try:
-        assert not verify(f"{root}/{name}")[1]
-    finally:
-        memory.rm("/extended", recursive=True)
-
-
 def test_changes_that_are_not_extensions_are_rejected(build, tmp_path, growing, checksums):
     folder, add = growing
     cache = build(tmp_path / "cache", flag(folder))

@@ -1,9 +1,7 @@
 """Several languages built as one task: each cache is that of the language alone."""
 
-import os
 import pathlib
 import shutil
-import signal
 
 import pytest
 
@@ -13,7 +11,6 @@ from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.sentencepiece_model import NEW_LAW
 from tests.support.corpora import write_json
-from tests.support.processes import wait_for
 
 TASK = "books_span_corruption"
 OF = ("en", "ro")
@@ -103,23 +100,6 @@ def test_languages_are_added_by_extend(arguments, built, tmp_path, checksums):
     relatives = {"books_ul2", TASK}
     names = language_set.tasks_of(str(built), "books_ul2", relatives)
     assert names == ["books_en_ul2", "books_ro_ul2", "books_sw_ul2"]
-
-
-@pytest.mark.processes
-def test_a_killed_build_continues_with_the_language_it_was_at(
-    arguments, built, start, tmp_path, checksums
-):
-    flags = arguments(tmp_path, "--languages=en,ro")
-    killed = start(tmp_path, *flags)
-    first = tmp_path / "books_en_span_corruption" / "manifest.json"
-    assert wait_for(first.exists, killed)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    assert not (tmp_path / TASK).exists()
-    main(flags)
-    expected = caches(built, checksums)
-    assert caches(tmp_path, checksums) == {name: expected[name] for name in OF}
-    assert language_set.languages(str(tmp_path), TASK) == list(OF)
 
 
 def test_what_a_killed_part_left_is_removed(arguments, tmp_path):

@@ -7,16 +7,14 @@ import shutil
 import numpy as np
 import pytest
 
-from pipeline import inspect
 from pipeline.build import main as build
-from pipeline.building import write
 from pipeline.verification.cache import verify
 from tasks.cache.lineage import Lineage
 from tasks.cache.manifest import CacheManifest, sealed
 from tasks.cache.pair_windows import open_windows, row_windows
 from tasks.objectives import Lengths, Supervised, span_corruption
 from tasks.objectives.supervised import CUT
-from tasks.storage import files, protobuf
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds, load
 from tests.support.corpora import write_json
@@ -132,34 +130,6 @@ def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows,
     counts = [shard.pairs for shards in manifest.splits.values() for shard in shards]
     assert sum(each.inputs_tokens for each in counts) == sum(len(i) for i, _ in found.values())
     assert max(each.longest_targets for each in counts) == max(len(t) for _, t in found.values())
-
-
-def test_a_killed_build_ends_in_the_same_bytes(make, tmp_path, checksums, monkeypatch):
-    whole = checksums(make())
-    add, calls = write.ShardWriter.add, []
-
-    def killed(self, *arguments, **counts):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return add(self, *arguments, **counts)
-
-    monkeypatch.setattr(write.ShardWriter, "add", killed)
-    with pytest.raises(KeyboardInterrupt):
-        make(cache_dir=tmp_path / "other")
-    assert checksums(make(cache_dir=tmp_path / "other")) == whole
-
-
-def test_extension_keeps_old_shards(make, tmp_path, rows):
-    flags = [f"--corpus=json:{tmp_path}/corpus/*.jsonl?inputs={{q}}&targets=a&split=train"]
-    cache = make(*flags)
-    before = pairs_of(cache)
-    (tmp_path / "corpus" / "b.jsonl").write_text('{"id": "new", "q": "what", "a": "that"}\n')
-    make(*flags, "--extend")
-    after = pairs_of(cache)
-    assert after.keys() - before.keys() <= {"new"}
-    assert {name: after[name] for name in before} == before
-    assert not verify(str(cache))[1]
 
 
 @pytest.mark.parametrize("too_long", ["cut", "quarantine", "split"])
@@ -282,31 +252,6 @@ def test_stock_seqio_reads_the_cache_and_the_corpus_alike(make, tmp_path, vocabu
             assert row[name][-1] == EOS_ID
 
 
-@pytest.mark.tensorflow
-def test_reading_another_writers_records(make, tmp_path):
-    """Records in another order of features, as TensorFlow may write them, are read as well."""
-    import tensorflow as tf
-
-    cache = make()
-    before = pairs_of(cache)
-    path = sorted(cache.glob("train.tfrecord-*"))[0]
-    size = path.stat().st_size
-    found = [
-        tf.train.Example.FromString(data.numpy()) for data in tf.data.TFRecordDataset(str(path))
-    ]
-    assert set(found[0].features.feature) == {"inputs", "targets"}
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for example in found:
-            values = {name: example.features.feature[name] for name in ("inputs", "targets")}
-            entries = [
-                tf.train.Features(feature={name: value}).SerializeToString()
-                for name, value in sorted(values.items(), reverse=True)
-            ]
-            writer.write(protobuf.field(1, b"".join(entries)))
-    assert path.stat().st_size == size
-    assert pairs_of(cache) == before
-
-
 def test_damage_is_found(make):
     cache = make()
     path = sorted(cache.glob("train.tfrecord-*"))[0]
@@ -336,14 +281,6 @@ def test_a_wrong_index_is_found(make):
     (cache / "manifest.json").write_text(json.dumps(sealed(manifest)))
     faults = verify(str(cache))[1]
     assert any("row 0 has different inputs in the records" in fault.what for fault in faults)
-
-
-def test_inspect_shows_pairs(make, capsys):
-    cache = make()
-    inspect.main([f"--cache={cache}", "--index=3", "--inputs=40", "--targets=9"])
-    shown = capsys.readouterr().out
-    assert "\u2192" in shown
-    assert "1 not used" not in shown
 
 
 def test_estimates_of_a_build_of_pairs(make, capsys):

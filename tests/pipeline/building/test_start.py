@@ -14,6 +14,7 @@ main(sys.argv[1:])
 print("imported", *sys.modules)
 """
 HEAVY = {"apache_beam", "datasets", "grpc", "numba", "pandas", "tokenizers"}
+HEAVY |= {"jax", "seqio", "tensorflow"}
 
 
 def test_nothing_heavy_is_imported(flags, tmp_path):

@@ -1,7 +1,6 @@
 """Builds in parts: processes that share a folder, in any order, twice, and killed."""
 
 import contextlib
-import json
 import random
 import shutil
 import signal
@@ -12,7 +11,7 @@ from collections import Counter
 import pytest
 
 from pipeline import build as command
-from pipeline.building import engine, lifecycle
+from pipeline.building import engine
 from pipeline.runners import local_workers
 from pipeline.verification.cache import verify
 from tasks.storage import files, lock
@@ -82,16 +81,6 @@ def test_a_part_that_comes_again_changes_nothing(part, wanted, checksums, capsys
         part(name)
         assert "is complete and valid: nothing to do" in capsys.readouterr().out
     assert (folder / "manifest.json").stat().st_mtime_ns == manifest.st_mtime_ns
-    assert checksums(folder) == wanted
-
-
-def test_other_parts_resume(part, wanted, checksums, capsys):
-    part("1/5")
-    part("2/5")
-    part("1/2")
-    said = capsys.readouterr().out
-    assert "kept 2 finished pieces of 5, 3 to do" in said
-    folder = part("2/2")
     assert checksums(folder) == wanted
 
 
@@ -180,31 +169,6 @@ def test_the_others_pieces_count_as_unseen(part, monkeypatch):
     assert seen == [pytest.approx(0.5, abs=0.1)]
 
 
-def test_a_takedown_that_was_killed_goes_on_in_parts(build, part, tmp_path, monkeypatch, capsys):
-    folder = build(tmp_path, PIECES)
-    (tmp_path / "ids").write_text("one\n")
-    exclude = f"--exclude={tmp_path}/ids"
-    written = []
-
-    def write(*given):
-        written.append(given)
-        if len(written) > 3:
-            raise KeyboardInterrupt
-        usual(*given)
-
-    usual = lifecycle.write_receipt
-    with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "write_receipt", write)
-        with pytest.raises(KeyboardInterrupt):
-            build(tmp_path, PIECES, exclude)
-    before = {path: path.stat().st_ino for path in folder.glob("*.tfrecord-*")}
-    for name in ("1/2", "2/2"):
-        part(name, exclude)
-    redone = [path.name for path, inode in before.items() if path.stat().st_ino != inode]
-    assert len(redone) == 2, redone  # both splits of one piece
-    assert not verify(str(folder))[1]
-
-
 def test_a_dry_run_of_a_part(build, tmp_path, capsys):
     def to_do(*flags):
         build(tmp_path, PIECES, "--dry_run", *flags)
@@ -226,64 +190,6 @@ def test_faulty_documents_are_counted_over_all_parts(build, tmp_path):
         part("1/2", 0.1)
     folder = part("1/2", 0.2)
     assert (folder / "COMPLETED").exists()
-
-
-def test_languages_in_parts(vocabulary, tmp_path, capsys):
-    for language in ("ro", "en"):
-        rows = [json.dumps({"text": f"{language} {number}"}) for number in range(300)]
-        (tmp_path / f"{language}.jsonl").write_text("\n".join(rows))
-
-    def build(cache_dir, *more):
-        command.main(
-            [
-                *("--task=span_corruption", "--name=two", "--extra_ids=100"),
-                *(f"--vocabulary={vocabulary}", f"--cache_dir={tmp_path / cache_dir}"),
-                *(f"--corpus=json:{tmp_path}/{{language}}.jsonl", "--shard_bytes=2000", *more),
-            ]
-        )
-        return capsys.readouterr().out
-
-    def content(cache_dir):
-        root = tmp_path / cache_dir
-        return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-    build("whole")
-    assert "share of tokens" not in build("parts", "--part=2/2")
-    assert "share of tokens" in build("parts", "--part=1/2")
-    assert content("parts") == content("whole")
-
-
-def test_extended_and_taken_down_in_parts(vocabulary, tmp_path):
-    def build(cache_dir, *more):
-        command.main(
-            [
-                *("--task=span_corruption", "--name=two", "--extra_ids=100"),
-                *(f"--vocabulary={vocabulary}", f"--cache_dir={tmp_path / cache_dir}"),
-                *(f"--corpus=json:{tmp_path}/*.jsonl", "--shard_bytes=2000", *more),
-            ]
-        )
-
-    def write(name):
-        rows = [json.dumps({"id": f"{name}{n}", "text": f"words {n}"}) for n in range(200)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
-
-    (tmp_path / "ids").write_text("a3\nb7\n")
-    steps = (("a", ()), ("b", ("--extend",)), ("", (f"--exclude={tmp_path}/ids",)))
-    for new, more in steps:
-        if new:
-            write(new)
-        build("whole", *more)
-        for name in ("2/3", "3/3", "1/3"):
-            build("parts", *more, f"--part={name}")
-        whole, built = (
-            {
-                path.name: path.read_bytes()
-                for path in (tmp_path / cache_dir / "two_span_corruption").rglob("*")
-                if path.is_file()
-            }
-            for cache_dir in ("whole", "parts")
-        )
-        assert built == whole, more
 
 
 class Array:

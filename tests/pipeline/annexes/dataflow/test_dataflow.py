@@ -4,7 +4,6 @@ import base64
 import bz2
 import contextlib
 import functools
-import hashlib
 import io
 import json
 import os
@@ -397,25 +396,6 @@ def test_job_names():
     assert name != dataflow.job_name("gs://bucket/other/rlm_span_corruption")
     assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", dataflow.job_name(f"gs://b/{'Ab_' * 40}"))
     assert len(dataflow.job_name(f"gs://b/{'Ab_' * 40}")) <= 63
-
-
-def test_a_large_corpus_is_a_small_job():
-    """Dataflow rejects graphs of more than 10 MB; 20,000 pieces are 1.3 TB of text."""
-    pieces = []
-    for n in range(20_000):
-        name = f"data/part-{n // 10:05}.parquet"
-        etag = hashlib.md5(str(n // 10).encode()).hexdigest()
-        file = SourceFile("gs://bucket/corpus/", name, "train", 1 << 40, {"etag": etag})
-        part = FilePart(file, n, n + 1, 64 << 20)
-        name = f"{name}:{n}-{n + 1}"
-        splits = ("train", "validation")
-        pieces.append(sources.Piece(name, splits, 64 << 20, True, "parquet", (part,)))
-    elements = [
-        graph.Assignment(each, (("train", n), ("validation", n))) for n, each in enumerate(pieces)
-    ]
-    packed = beam_job._packed(elements)
-    assert sum(map(len, packed)) < 0.8e6
-    assert beam_job._unpacked(packed[1])[0] == elements[256]
 
 
 def test_a_million_files_are_no_part_of_the_graph(tmp_path, monkeypatch):
