@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from tasks.annexes import Registry
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.fields import (
     BELOW_ONE,
@@ -341,94 +342,70 @@ class OptimizerConfig:
         return next((each[name] for each in (optimizer.defaults, *factors) if name in each), None)
 
 
+class Recipe(NamedTuple):
+    """A published optimizer with its schedule, and field -> value where its loss differs."""
+
+    optimizer: OptimizerConfig
+    loss: Mapping[str, Any] = {}
+
+
 # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
 # rows, 1.953 nats on held-out C4 (1.995 with its Adafactor; README). `steps_per_cycle` is the
-# number of updates minus the warm-up: set both for a run of a different length.
+# number of updates minus the warm-up: set both for a run of a different length. It clips the
+# gradient of the mean loss; with a summed loss, every update would be clipped.
 # Differences: AdamWScale adds its epsilon before the bias correction, optax after it.
-_NANOT5 = OptimizerConfig(
-    name="adamw_rms",
-    learning_rate=0.02,
-    schedule="constant * linear_warmup * cosine_decay",
-    warmup_steps=10_000,
-    warmup_start=0.5,
-    steps_per_cycle=2**16 - 10_000,
-    final_fraction=1e-5 / 0.02,
-    clip_norm=1.0,
+_NANOT5 = Recipe(
+    OptimizerConfig(
+        name="adamw_rms",
+        learning_rate=0.02,
+        schedule="constant * linear_warmup * cosine_decay",
+        warmup_steps=10_000,
+        warmup_start=0.5,
+        steps_per_cycle=2**16 - 10_000,
+        final_fraction=1e-5 / 0.02,
+        clip_norm=1.0,
+    ),
+    {"normalizer": "num_real_target_tokens"},
 )
 
 # Source: lucaslingle/mu_transformer, `configs/base.py`, for 125,000 updates, and the schedule of
 # `launch.py`; set `cooldown_steps` for a run of a different length. The rate is from the README,
-# "CLI overrides": 1.0 in `base.py` only stands for the powers of 2 that its scripts try.
+# "CLI overrides": 1.0 in `base.py` only stands for the powers of 2 that its scripts try. The loss
+# is divided by all positions.
 # Differences: its first moments are bfloat16.
-_MU_TRANSFORMER = OptimizerConfig(
-    name="adamw",
-    learning_rate=0.03,
-    schedule="constant * linear_warmup * linear_cooldown",
-    warmup_steps=10_000,
-    warmup_start=1e-4,
-    cooldown_steps=125_000 - 10_000,
-    final_fraction=1e-4,
-    clip_norm=1.0,
-    weight_decay=0.0,
-    beta2=0.95,
-)
-
-# Source: bri25yu/march, `config/default_training_arguments.json`. It leaves epsilon, clipping and
-# what does not decay (norms, and names with "bias") to the defaults of transformers' `Trainer`.
-# Differences: DeepSpeed's schedule for no warm-up makes its first update with a rate of 0.
-_MARCH = OptimizerConfig(
-    name="adamw",
-    learning_rate=1e-4,
-    schedule="constant",
-    clip_norm=1.0,
-    weight_decay=0.1,
-    no_weight_decay=(r"_norm/scale$", r"rel_embedding$"),
-    beta2=0.95,
-)
-
-OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = {
-    # Source: T5X, `configs/runs/pretrain.gin`.
-    "t5x": OptimizerConfig(),
-    # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
-    "t5x_finetune": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
-    "nanot5": _NANOT5,
-    # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
-    "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
-    "mu_transformer": _MU_TRANSFORMER,
-    "march": _MARCH,
-    # Source: yurakuratov/t5-experiments, README, "T5 Pre-training", and `run_t5_pretraining.py`:
-    # PyTorch's AdamW, which decays all tensors; the rate is constant without --lr_scheduler.
-    "t5_experiments_t5": OptimizerConfig(
+_MU_TRANSFORMER = Recipe(
+    OptimizerConfig(
         name="adamw",
-        learning_rate=5e-5,
-        schedule="constant",
-        weight_decay=1e-5,
-        no_weight_decay=(),
+        learning_rate=0.03,
+        schedule="constant * linear_warmup * linear_cooldown",
+        warmup_steps=10_000,
+        warmup_start=1e-4,
+        cooldown_steps=125_000 - 10_000,
+        final_fraction=1e-4,
+        clip_norm=1.0,
+        weight_decay=0.0,
+        beta2=0.95,
     ),
-    # Source: the defaults of `run_bert_pretraining.py` there. No page states a rate: this one is
-    # from `tests/test_bert_pretrain_train_valid.sh`, its only command for a dense BERT.
-    "t5_experiments_bert": OptimizerConfig(
-        name="adamw", learning_rate=3e-4, schedule="constant", weight_decay=0.0
-    ),
-    # Source: dumitrescustefan/t5x_models, `ro_t5x_{base,large}_pretrain.gin`: T5X's values. Its
-    # `ro_mt5x_{base,large}_pretrain.gin` continue mT5 at a learning_rate of 0.4 and 0.5.
-    "romanian_t5x": OptimizerConfig(),
-}
+    {"normalizer": "num_total_target_tokens", "z_loss": 0.0},
+)
+
+OPTIMIZER_PRESETS = Registry(
+    "optimizer_presets",
+    {
+        # Source: T5X, `configs/runs/pretrain.gin`.
+        "t5x": Recipe(OptimizerConfig()),
+        # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
+        "t5x_finetune": Recipe(OptimizerConfig(learning_rate=1e-3, schedule="constant")),
+        "nanot5": _NANOT5,
+        "mu_transformer": _MU_TRANSFORMER,
+        # Source: dumitrescustefan/t5x_models, `ro_t5x_{base,large}_pretrain.gin`: T5X's values. Its
+        # `ro_mt5x_{base,large}_pretrain.gin` continue mT5 at a learning_rate of 0.4 and 0.5.
+        "romanian_t5x": Recipe(OptimizerConfig()),
+    },
+)
 
 # The loss of PyTorch and transformers: a mean over tokens, without z-loss.
-_PYTORCH = {"loss.normalizer": "num_real_target_tokens", "loss.z_loss": 0.0}
-
-# Presets' losses that differ from the default. nanoT5 clips the gradient of the mean loss; with a
-# summed loss, every update would be clipped. Mesh TensorFlow and mu_transformer divide by all
-# positions.
-_LOSS_OF_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "nanot5": {"loss.normalizer": "num_real_target_tokens"},
-    "primer": {"loss.normalizer": "num_total_target_tokens"},
-    "mu_transformer": {"loss.normalizer": "num_total_target_tokens", "loss.z_loss": 0.0},
-    "march": _PYTORCH,
-    "t5_experiments_t5": _PYTORCH,
-    "t5_experiments_bert": _PYTORCH,
-}
+PYTORCH_LOSS = {"normalizer": "num_real_target_tokens", "z_loss": 0.0}
 
 
 def recipe(name: str) -> dict[str, Any]:
@@ -438,8 +415,8 @@ def recipe(name: str) -> dict[str, Any]:
             f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "
             f"{', '.join(OPTIMIZER_PRESETS)}"
         )
-    values = asdict(OPTIMIZER_PRESETS[name])
+    found = OPTIMIZER_PRESETS[name]
     return {
-        **{f"optimizer.{field}": value for field, value in values.items()},
-        **_LOSS_OF_PRESETS.get(name, {}),
+        **{f"optimizer.{field}": value for field, value in asdict(found.optimizer).items()},
+        **{f"loss.{field}": value for field, value in found.loss.items()},
     }

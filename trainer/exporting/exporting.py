@@ -69,7 +69,7 @@ def export(
     with files.naming_full_disk(target), whole_folder.written(target) as partial:
         settings = Settings(vocabulary=vocabulary, shard_bytes=shard_bytes)
         parity, match = _write(partial, run, params, settings)
-        custom = run.config.model.family in configs.OF_CUSTOM_CODE
+        custom = configs.has_custom_code(run.config.model.family)
         text = card.model_card(run, step, name, parity, match, custom, facts or {}, average)
         files.write_bytes(os.path.join(partial, "README.md"), (text + ending).encode())
         made = record.of_export(model_dir, step, vocabulary_path, average)

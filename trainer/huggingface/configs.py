@@ -14,13 +14,15 @@ from trainer.huggingface.names import logits_are_tied
 from trainer.model.config import ModelConfig
 from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
 
-# Families that modeling_palimpsest.py supports.
-OF_CUSTOM_CODE = ("lm", "primer")
+
+def has_custom_code(family: str) -> bool:
+    """Returns whether modeling_palimpsest.py supports a family."""
+    return CUSTOM in candidates(family)
 
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     """Returns why transformers lacks an equal model, or None if it has one."""
-    if config.family in OF_CUSTOM_CODE and not custom_code and refusal(config, True) is None:
+    if has_custom_code(config.family) and not custom_code and refusal(config, True) is None:
         if model_type(config) != CUSTOM:
             return None
         return (

@@ -318,7 +318,7 @@ _T5 = Kind(
     missing=_T5_ALONE,
 )
 _LLAMA = Kind(
-    *(_from_llama, _to_llama, module_names.decoder, ("llama", "gemma", "lm", "primer"), "model."),
+    *(_from_llama, _to_llama, module_names.decoder, ("llama", "lm"), "model."),
     DECODERS,
     compared=("LlamaForCausalLM",),
 )
@@ -326,7 +326,7 @@ for _name, _kind in {
     CUSTOM: _LLAMA._replace(
         read=_from_custom,
         write=_to_custom,
-        families=("lm", "primer"),
+        families=("lm",),
         inert=DECODERS | {"auto_map"},
         compared=("PalimpsestForCausalLM",),
     ),

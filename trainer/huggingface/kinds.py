@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from tasks.annexes import Registry
 from trainer.huggingface.fields import Fields, unset
 from trainer.model.config import ModelConfig
+from trainer.model.parts import FAMILIES
 
 
 class Kind(NamedTuple):
@@ -17,7 +18,7 @@ class Kind(NamedTuple):
         It raises KeyError if the type cannot express the model; `configs.model_type` finds other
         differences by reading the result back.
       tensors: returns path of a parameter in the unscanned tree -> name of a module.
-      families: families whose models may be of this type.
+      families: families whose models may be of this type, beside those that name it themselves.
       beginning: beginning of all names but the heads', which a model without a head lacks.
       inert: more fields without effect on the logits; `fields` lists the fields that no type reads.
       start: the field with the id that a decoder reads first if decoder_start_token_id is missing.
@@ -96,5 +97,5 @@ def candidates(family: str) -> Iterator[str]:
     if family in KINDS and family in KINDS[family].families:
         yield family
     for name in KINDS:
-        if name != family and family in KINDS[name].families:
+        if name != family and (family in KINDS[name].families or name in FAMILIES[family].types):
             yield name

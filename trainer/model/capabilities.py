@@ -29,6 +29,7 @@ class FamilyFacts:
       layers: "module:function" that makes the decoder's layers from a configuration and a plain
         layer; None means `num_decoder_layers` equal layers.
       even: fields that must be even.
+      types: model_types of transformers that its models may be, beside those that name the family.
     """
 
     architecture: str
@@ -50,6 +51,7 @@ class FamilyFacts:
     skips_zero: bool = False
     layers: str | None = None
     even: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""The optimizers of the five systems have the numbers of their pages and code."""
+"""The optimizers of published systems have the numbers of their pages and code."""
 
 import numpy as np
 import pytest
 
+from tests.support.cases import entries
 from trainer.config.from_flags import build_config
 from trainer.optim.schedule import learning_rate_schedule
 
@@ -14,33 +15,13 @@ SEEDS = {
         **{"optimizer.clip_norm": 1.0, "loss.normalizer": "num_total_target_tokens"},
         "loss.z_loss": 0,
     },
-    # bri25yu/march, `config/default_training_arguments.json`; README.
-    "march": {
-        **{"optimizer.name": "adamw", "optimizer.learning_rate": 1e-4, "optimizer.beta1": 0.9},
-        **{"optimizer.beta2": 0.95, "optimizer.epsilon": 1e-8, "optimizer.weight_decay": 0.1},
-        **{"optimizer.clip_norm": 1.0, "loss.normalizer": "num_real_target_tokens"},
-        "loss.z_loss": 0,
-    },
-    # yurakuratov/t5-experiments, README's commands; betas and epsilon: torch.optim.AdamW.
-    "t5_experiments_t5": {
-        **{"optimizer.name": "adamw", "optimizer.learning_rate": 5e-5, "optimizer.beta1": 0.9},
-        **{"optimizer.beta2": 0.999, "optimizer.epsilon": 1e-8, "optimizer.weight_decay": 1e-5},
-        **{"optimizer.clip_norm": None, "loss.normalizer": "num_real_target_tokens"},
-        **{"optimizer.no_weight_decay": (), "loss.z_loss": 0},
-    },
-    # `run_bert_pretraining.py` and `tests/test_bert_pretrain_train_valid.sh` there.
-    "t5_experiments_bert": {
-        **{"optimizer.name": "adamw", "optimizer.learning_rate": 3e-4, "optimizer.beta1": 0.9},
-        **{"optimizer.beta2": 0.999, "optimizer.epsilon": 1e-8, "optimizer.weight_decay": 0},
-        **{"optimizer.clip_norm": None, "loss.normalizer": "num_real_target_tokens"},
-        "loss.z_loss": 0,
-    },
     # dumitrescustefan/t5x_models, `ro_t5x_base_pretrain.gin`, and T5X's defaults.
     "romanian_t5x": {
         **{"optimizer.name": "adafactor", "optimizer.learning_rate": 1.0, "optimizer.beta1": 0},
         **{"optimizer.decay_rate": 0.8, "optimizer.epsilon": 1e-30, "optimizer.weight_decay": 0},
         **{"optimizer.clip_norm": None, "loss.normalizer": "sum", "loss.z_loss": 1e-4},
     },
+    **entries("OPTIMIZER_SEEDS"),
 }
 # Rates of updates, by step: for mu_transformer the two lines of `schedule_factory` times 0.03.
 RATES = {
@@ -48,10 +29,8 @@ RATES = {
         **{0: 3e-6, 5_000: 0.0150015, 10_000: 0.03, 67_500: 0.0150015},
         **{124_999: 3.26e-6, 125_000: 3e-6, 200_000: 3e-6},
     },
-    "march": {0: 1e-4, 14_999: 1e-4},
-    "t5_experiments_t5": {0: 5e-5, 1_099_999: 5e-5},
-    "t5_experiments_bert": {0: 3e-4, 999_999: 3e-4},
     "romanian_t5x": {0: 0.01, 10_000: 0.01, 1_000_000: 1e-3, 2_000_000: 7.0711e-4},
+    **entries("OPTIMIZER_RATES"),
 }
 
 

@@ -325,7 +325,7 @@ def test_the_state_is_float32_and_as_large_as_its_moments(name):
 @pytest.mark.parametrize("name", OPTIMIZER_PRESETS)
 def test_the_size_of_gradients_does_not_matter_but_for_epsilon(name):
     """Lion takes signs, Muon orthogonalises, the others divide by a size."""
-    config = replace(OPTIMIZER_PRESETS[name], clip_norm=None)
+    config = replace(OPTIMIZER_PRESETS[name].optimizer, clip_norm=None)
     larger = [{key: g * 1024 for key, g in gradients.items()} for gradients in GRADIENTS]
     ours, _ = train(config, PARAMS, GRADIENTS)
     scaled, _ = train(config, PARAMS, larger)

@@ -176,6 +176,6 @@ def _card(
         "",
     ]
     if tokenizer:
-        lines += [*card.example(model, name, model.family in configs.OF_CUSTOM_CODE), ""]
+        lines += [*card.example(model, name, configs.has_custom_code(model.family)), ""]
     lines += ["## Checked on conversion", "", *(f"- {check}." for check in checks)]
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ GEMMA = replace(
     mlp_activations=("gelu", "linear"),
     scale_embeddings=True,
     tied_logits=True,
+    types=("llama",),
 )
 # Source: Zhang et al. 2025 (arXiv:2504.06225), section 3.
 T5GEMMA = FamilyFacts(

@@ -49,6 +49,7 @@ FAMILY = FamilyFacts(
     mlp_activations=("relu",),
     mlp_bias=True,
     parametrisation="primer",
+    types=("palimpsest", "llama"),
 )
 # The Evolved Transformer's decoder (arXiv:1901.11117), as compared with Primer.
 EVOLVED_TRANSFORMER = replace(
@@ -61,4 +62,5 @@ EVOLVED_TRANSFORMER = replace(
     skips_zero=True,
     layers=_CONVOLUTION + "evolved_layers",
     even=("head_dim", "emb_dim"),
+    types=(),
 )

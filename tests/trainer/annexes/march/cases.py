@@ -38,3 +38,14 @@ WRITTEN_OUT = {
         {"norm": ("dynamic_tanh", 0.0, "vector")},
     ),
 }
+
+OPTIMIZER_SEEDS = {
+    # bri25yu/march, `config/default_training_arguments.json`; README.
+    "march": {
+        **{"optimizer.name": "adamw", "optimizer.learning_rate": 1e-4, "optimizer.beta1": 0.9},
+        **{"optimizer.beta2": 0.95, "optimizer.epsilon": 1e-8, "optimizer.weight_decay": 0.1},
+        **{"optimizer.clip_norm": 1.0, "loss.normalizer": "num_real_target_tokens"},
+        "loss.z_loss": 0,
+    },
+}
+OPTIMIZER_RATES = {"march": {0: 1e-4, 14_999: 1e-4}}

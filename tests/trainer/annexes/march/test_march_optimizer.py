@@ -12,7 +12,7 @@ from trainer.optim.optimizer import weight_decay_mask
 
 
 def test_norms_and_tables_of_relative_positions_do_not_decay():
-    mask = weight_decay_mask(OPTIMIZER_PRESETS["march"].no_weight_decay)
+    mask = weight_decay_mask(OPTIMIZER_PRESETS["march"].optimizer.no_weight_decay)
     for tensor, decays in named(mask(decayed(model_spec(MODEL_PRESETS["march_v1"])))).items():
         assert decays == tensor.endswith(("kernel", "token_embedder/embedding")), tensor
 
