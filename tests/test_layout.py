@@ -134,6 +134,29 @@ def test_tests_of_the_core_import_no_annex():
         assert not found - {"tasks.annexes"}, f"{path} imports {', '.join(sorted(found))}"
 
 
+def skipped_without(path: pathlib.Path) -> set[str]:
+    """Returns the annexes' modules without which a test of a file is skipped, and those below."""
+    asked = re.findall(r'importorskip\(\s*"([\w.]+)"', path.read_text())
+    return {each for each in named_modules(path) if any(each.startswith(one) for one in asked)}
+
+
+def test_an_annex_and_its_tests_import_only_annexes_that_it_needs():
+    """So an annex can be deleted without others, but those whose annex.toml names it."""
+    found = {annex.name: annex for annex in annexes.annexes()}
+
+    def needed(name: str) -> set[str]:
+        return {name}.union(*(needed(each) for each in found[name].needs))
+
+    for path in sorted([*modules(), *(ROOT / "tests").rglob("*.py")]):
+        parts = path.relative_to(ROOT).parts
+        at = 2 if parts[0] == "tests" else 1
+        if parts[at : at + 1] == ("annexes",) and len(parts) > at + 2:
+            named = {module for module, _ in imports(path)} | named_modules(path)
+            named = {each for each in named if is_annex(each)} - skipped_without(path)
+            used = {each.split(".")[2] for each in named}
+            assert used <= needed(parts[at + 1]), f"{path} uses {used - needed(parts[at + 1])}"
+
+
 def test_the_core_names_no_command_of_an_annex():
     commands = "|".join(
         command.replace("_", "[-_]")

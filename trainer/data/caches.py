@@ -1,5 +1,6 @@
 """How a run opens its caches and orders their windows; an annex may read unfinished caches."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from tasks.cache import subset
@@ -54,6 +55,10 @@ class Caches:
             count = subset.count(maker.windows, each.cache, each.manifest, TRAIN, wanted)
             maker.windows.keep_first(count)
         return maker, Epochs(len(maker.windows), order(maker.windows))
+
+    def as_it_was(self, each: CachedTask, earlier: CacheManifest) -> CachedTask:
+        """Returns a task with an earlier state of its cache."""
+        return dataclasses.replace(each, manifest=earlier, building=None)
 
     def evaluated(self, each: CachedTask, split: str, training: bool) -> CacheManifest:
         """Returns the manifest of the shards that evaluations read."""

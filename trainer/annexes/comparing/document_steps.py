@@ -14,12 +14,11 @@ from tasks.cache import old_states
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import as_flag
-from trainer.annexes.following.building_cache import Following
 from trainer.checkpoints import metadata
 from trainer.config import Config, fields
 from trainer.data.batches import Source, TrainingBatches
 from trainer.data.cached import CachedData
-from trainer.data.cached_task import CachedTask
+from trainer.data.caches import caches_of
 from trainer.data.interface import Data, Run
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
@@ -64,6 +63,7 @@ class Sightings:
         # The run that it branched from made the updates before.
         self._first = run.config.branch[1] + 1 if run.config.branch else 1
         self.count = max(0, self.steps + 1 - self._first)
+        caches = caches_of(run.config)
         tasks, self._paths = [], []
         _ = data.sources  # reads which shards are built so far
         for task in data.tasks:
@@ -72,7 +72,7 @@ class Sightings:
             now = task.manifest.plan.fingerprint
             then = description.get("cache_fingerprints", {}).get(task.task.name, now)
             if then != now:
-                task = _as_it_was(task, then)
+                task = caches.as_it_was(task, old_states.load(task.cache, then))
             paths = old_states.lineage_paths(task.cache, task.manifest, "train", then)
             self._paths.append(paths)
             tasks.append(task)
@@ -152,14 +152,6 @@ def _lineage(path: str) -> Any:
             f"{path} is missing because the cache was extended after the run: restore the cache "
             "that the run was trained on"
         ) from error
-
-
-def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
-    manifest, building = old_states.load(task.cache, fingerprint), None
-    if not old_states.is_whole(manifest):
-        building = Following(task.cache, manifest.plan, known=manifest.splits)
-        manifest = building.manifest
-    return dataclasses.replace(task, manifest=manifest, building=building)
 
 
 def prepared(config: Config, origins: dict[str, str], cache_dir: str | None) -> tuple[Run, Data]:

@@ -1,8 +1,9 @@
 """Caches that may be unfinished, for a run that follows their build."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
-from tasks.cache import subset
+from tasks.cache import old_states, subset
 from tasks.cache.cache import Cache
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
@@ -112,6 +113,12 @@ class UnfinishedCaches(Caches):
             seed,
             later=lambda: order(maker.windows),
         )
+
+    def as_it_was(self, each: CachedTask, earlier: CacheManifest) -> CachedTask:
+        if old_states.is_whole(earlier):
+            return super().as_it_was(each, earlier)
+        building = Following(each.cache, earlier.plan, known=earlier.splits)
+        return dataclasses.replace(each, manifest=building.manifest, building=building)
 
     def evaluated(self, each: CachedTask, split: str, training: bool) -> CacheManifest:
         plan = each.manifest.plan

@@ -132,6 +132,7 @@ def test_losses_equal_ours_after_a_kill(folders, tmp_path, task):
     ours = training_metrics(tmp_path / "ours")
     assert list(ours) == list(range(1, 15))
     assert training_metrics(tmp_path / "theirs") == ours
+    pytest.importorskip("trainer.annexes.comparing")
     explain = runs.command(
         "trainer.annexes.comparing.explain", f"--model_dir={tmp_path}/theirs", "--step=2"
     )

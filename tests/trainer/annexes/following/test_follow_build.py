@@ -140,6 +140,7 @@ def test_a_run_in_a_bucket_follows_a_build_there(finished, pair):
 
 @pytest.mark.slow
 def test_a_followed_run_is_explained_and_evaluated(finished):
+    pytest.importorskip("trainer.annexes.comparing")
     shown = command(
         "trainer.annexes.comparing.explain",
         f"--model_dir={finished.run.folder}",
