@@ -1,16 +1,13 @@
 """The tests' server follows the rules of Cloud Storage that its clients rely on."""
 
-import contextlib
-import http.client
 import json
 import urllib.error
 import urllib.request
 
 import pytest
 
-from tests.support.servers.gcs import FAULTS, GcsServer
+from tests.support.servers.gcs import GcsServer
 from tests.support.servers.gcs_http import PART_BYTES
-from tests.support.servers.gcs_store import Answer, Store
 
 pytestmark = pytest.mark.processes
 
@@ -92,36 +89,3 @@ def test_an_upload_in_parts_appears_with_its_last_byte(gcs):
         rest = f"bytes {half}-{len(data) - 1}/{len(data)}"
         assert ask(gcs, "PUT", place, data[half:], Content_Range=rest)[0] == 200
     assert gcs.read("a") == data
-
-
-def test_data_that_differs_from_its_checksum_is_rejected():
-    store = Store("bucket")
-    with pytest.raises(Answer, match="md5Hash"):
-        store.put("bucket", "a", b"one", {"md5Hash": "AAAA"}, {})
-    assert not store.buckets["bucket"]
-
-
-def test_faults_depend_on_the_seed_and_do_what_they_say():
-    seen = []
-    for _ in range(2):
-        with GcsServer(faults=0.5, seed=3) as gcs:
-            for index in range(80):
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    put(gcs, f"{index}", b"text")
-            seen.append([request.fault for request in gcs.requests])
-            assert set(seen[-1]) == {"", *FAULTS}
-            kept = {int(name) for name in gcs.names()}
-            for index, fault in enumerate(seen[-1]):
-                assert (index in kept) == (fault in ("", "lost", "cut off"))
-    assert seen[0] == seen[1]
-
-
-def test_requests_without_access_are_rejected(gcs):
-    with GcsServer(gcs.store, denied=["bucket"]) as denied, GcsServer(needs_token=True) as closed:
-        assert put(denied, "a") == 403
-        assert put(closed, "a") == 401
-        path = "/computeMetadata/v1/instance/service-accounts/default/token"
-        token = json.loads(ask(closed, "GET", path)[2])["access_token"]
-        asked = ask(closed, "GET", "/b/bucket/o/a", Authorization=f"Bearer {token}")
-        assert asked[0] == 404
-    assert gcs.names() == []

@@ -1,10 +1,7 @@
 """Noise masks have T5's distribution, and depend on the key alone."""
 
-import math
-
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -228,107 +225,3 @@ def test_substitution_on_t5s_example():
     assert inputs[0, : count[0]].tolist() == [10, 11, 32099, 14, 15, 16, 32098, 18, 19]
     targets, count = noise.substitute_spans(tokens, ~mask, np.array([10]), 32099)
     assert targets[0, : count[0]].tolist() == [32099, 12, 13, 32098, 17, 32097]
-
-
-def partial_sums(total, parts):
-    """Returns the probability that the first j parts of a uniform composition of `total` sum to s.
-
-    float64 [parts + 1, total + 1].
-    """
-    ways = [[0.0] * (total + 1) for _ in range(parts + 1)]
-    ways[0][0] = ways[parts][total] = 1.0
-    all_ways = math.comb(total - 1, parts - 1)
-    for first in range(1, parts):
-        for at in range(first, total - (parts - first) + 1):
-            of_first = math.comb(at - 1, first - 1)
-            of_rest = math.comb(total - at - 1, parts - first - 1)
-            ways[first][at] = of_first * of_rest / all_ways
-    return np.array(ways)
-
-
-def distribution_of_t5(length, tokens, spans):
-    """Returns T5's exact distribution of masks.
-
-    That is (probability of noise at each position, [length]; probability of each span length,
-    [tokens + 1]).
-
-    Source: T5 `data/preprocessors.py`, random_spans_noise_mask: two uniform compositions, of the
-    noise and of the rest, alternate, beginning with the rest.
-    """
-    noise_sums, rest_sums = partial_sums(tokens, spans), partial_sums(length - tokens, spans)
-    position = np.zeros(length)
-    for span in range(spans):
-        begin = np.convolve(rest_sums[span + 1], noise_sums[span])[:length]
-        end = np.convolve(rest_sums[span + 1], noise_sums[span + 1])[:length]
-        position += np.cumsum(begin) - np.cumsum(end)
-    return position, noise_sums[1]
-
-
-def p_value(values, probabilities):
-    """Returns the p-value of a chi-square test that `values` are draws with `probabilities`.
-
-    Cells with fewer than ten expected draws are combined.
-    """
-    expected = probabilities * len(values)
-    counts = np.bincount(values, minlength=len(expected)).astype(float)
-    rare = expected < 10
-    counts = np.append(counts[~rare], counts[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    if expected[-1] < 1e-9:
-        assert counts[-1] == 0
-        counts, expected = counts[:-1], expected[:-1]
-    return scipy.stats.chisquare(counts, expected).pvalue
-
-
-def p_values(mask, seed):
-    """Returns p-values of the positions and span lengths of masks under T5's distribution.
-
-    One noise token and one span of each window are chosen at random, so that draws are independent.
-    """
-    windows, length = mask.shape
-    tokens, spans = int(mask[0].sum()), 28
-    position, span = distribution_of_t5(length, 85, spans)
-    generator = np.random.default_rng(seed)
-    at = np.nonzero(mask)[1].reshape(windows, tokens)
-    one = at[np.arange(windows), generator.integers(0, tokens, windows)]
-    edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
-    row, begin = np.nonzero(edges == 1)
-    size = np.nonzero(edges == -1)[1] - begin
-    first = np.searchsorted(row, np.arange(windows))
-    number = np.append(first[1:], len(row)) - first
-    chosen = first + (generator.random(windows) * number).astype(int)
-    return p_value(one, position / 85), p_value(size[chosen], span)
-
-
-def test_masks_have_the_exact_distribution_of_t5():
-    windows, length = 10_000, 568
-    lengths = np.full(windows, length)
-    # The seeds are fixed: a right law fails at one in a thousand of them.
-    for seed in range(3):
-        mask = noise.span_mask(noise.fold_in(seed, np.arange(windows)), lengths, length)
-        assert min(p_values(mask, seed)) > 0.001
-
-
-def test_masks_of_another_distribution_are_recognized():
-    windows, length = 10_000, 568
-    lengths = np.full(windows, length)
-    generator = np.random.default_rng(0)
-    mask = noise.span_mask(noise.fold_in(5, np.arange(windows)), lengths, length)
-
-    def cut(total, parts):
-        """Compositions of which short first parts are as likely as long: not uniform."""
-        left, sizes = np.full(windows, total), []
-        for part in range(parts - 1):
-            most = left - (parts - 1 - part)
-            sizes.append(1 + (generator.random(windows) ** 15 * most).astype(int).clip(0, most - 1))
-            left = left - sizes[-1]
-        return np.stack([*sizes, left], axis=1)
-
-    skewed = noise.alternate(cut(483, 28), cut(85, 28), lengths, length)
-    rolled = np.stack([np.roll(row, generator.integers(length)) for row in mask])
-    shifted = np.roll(mask, 3, axis=1)
-    longer = noise.span_mask(noise.fold_in(5, np.arange(windows)), lengths, length, 0.15, 3.5)
-    assert p_values(skewed, 0)[1] < 1e-6
-    assert p_values(rolled, 0)[0] < 1e-6
-    assert p_values(shifted, 0)[0] < 1e-6
-    assert p_values(longer, 0)[1] < 1e-6

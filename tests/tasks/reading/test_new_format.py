@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.corpora import write_json
 from tests.support.extending import example
-from tests.support.plain_records import without_plan
 from tests.support.processes import started
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -73,28 +72,3 @@ def test_errors_name_the_format(tree, sequences):
     wrong = run(tree, *train, "--corpus=fasta:*.jsonl")
     assert wrong.returncode == 2
     assert "a.jsonl cannot be read: a FASTA file begins with >" in wrong.stderr
-
-
-@pytest.mark.slow
-def test_a_vocabulary_and_a_cache_are_built_of_it(tree, sequences):
-    trained = run(
-        tree, "-m", "vocab.train", "--corpus=fasta:a.fasta", "--output=vocabulary",
-        "--vocab_size=600", "--task_module=fasta", "--workers=2",
-    )  # fmt: skip
-    assert trained.returncode == 0, trained.stderr
-    found = {}
-    for corpus in ("fasta:a.fasta", "json:a.jsonl"):
-        built = run(
-            tree, "-m", "pipeline.build", "--task=rlm_span_corruption", f"--corpus={corpus}",
-            "--vocabulary=vocabulary", f"--cache_dir={corpus[:4]}", "--tokenizer=sentencepiece",
-            "--workers=2", *["--task_module=fasta"] * corpus.startswith("fasta"),
-        )  # fmt: skip
-        assert built.returncode == 0, built.stderr
-        folder = tree / corpus[:4] / "rlm_span_corruption"
-        found[corpus] = {
-            path.name: without_plan(data) if "receipt" in path.name else data
-            for path, data in ((each, each.read_bytes()) for each in folder.iterdir())
-            if path.name.startswith(("train", "validation"))
-        }
-    assert len(found["fasta:a.fasta"]) > 4
-    assert found["fasta:a.fasta"] == found["json:a.jsonl"]

@@ -1,12 +1,9 @@
 """Corpora: splits, pieces, and every document read exactly once."""
 
-import bz2
 import dataclasses
 import gzip
 import itertools
 import json
-import lzma
-import os
 import pathlib
 import pickle
 import subprocess
@@ -23,7 +20,6 @@ from tasks.reading import sources, splits
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import known
-from tests.support.packed import zstd
 
 ROOT = pathlib.Path(__file__).parents[3]
 ANY_FOLDER = settings(
@@ -144,24 +140,6 @@ def test_a_bad_line_of_json_is_one_bad_document(tmp_path):
     ]
     assert found[0][1:3] == ("7", "good")
     assert found[-1][1:3] == (f"a.jsonl:{sum(len(line) + 2 for line in lines[:-1])}", "last")
-
-
-COMPRESSORS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
-
-
-@pytest.mark.parametrize("suffix", COMPRESSORS)
-def test_compressed_lines_of_several_frames_are_read_to_the_end(tmp_path, suffix):
-    lines = [b'{"text": "%d %s"}\n' % (i, os.urandom(20).hex().encode()) for i in range(20_000)]
-    halves = b"".join(lines[:9000]), b"".join(lines[9000:])
-    packed = b"".join(map(COMPRESSORS[suffix], halves))
-    path = tmp_path / f"a.jsonl.{suffix}"
-    path.write_bytes(packed)
-    assert len(resolve(f"json:{path}", 1000).pieces) == 1
-    texts = [row[2] for row in rows(f"json:{path}?validation=0")]
-    assert texts == [json.loads(line)["text"] for line in lines]
-    path.write_bytes(packed[:-50])
-    with pytest.raises(UserError, match=f"{path.name} cannot be read"):
-        rows(f"json:{path}")
 
 
 # --- parquet

@@ -35,9 +35,7 @@ LANGUAGES = BASE.replace("text:corpus.txt", "json:data/{language}/*.jsonl")
 # Name -> (recipe, what is replaced, with what, what the line says); found before a stage runs.
 EARLY = {
     "column": (BASE, "text:corpus.txt", "json:rows.jsonl?column=body", ["[corpus.mine]", "body"]),
-    "key": (BASE, "preset", "presett", ["[pretrain]", "unknown flag --presett", "preset?"]),
     "file": (BASE, "corpus.txt", "corpse.txt", ["[corpus.mine]", "corpse.txt"]),
-    "empty": (BASE, "corpus.txt", "empty.txt", ["[corpus.mine]", "empty.txt"]),
     "lengths": (BASE, "targets = 18", "targets = 3", ["[cache.mine]", "targets"]),
     "positions": (
         BERT,
@@ -46,32 +44,7 @@ EARLY = {
         ["[pretrain]", "--lengths.inputs", "--model.max_positions=1024"],
     ),
     "objective": (BASE, "t5_1_1_tiny", "bert_tiny", ["[pretrain]", "bert_tiny", "span_corruption"]),
-    "microbatches": (
-        BASE,
-        "[pretrain]",
-        "[pretrain]\nbatch_size = 100\nmicrobatches = 3",
-        ["[pretrain]", "--batch_size=100", "multiple of 3"],
-    ),
-    "mesh": (
-        BASE,
-        "[pretrain]",
-        "[pretrain]\nmesh.data = 16\nbatch_size = 24",
-        ["[pretrain]", "--batch_size=24", "multiple of 16"],
-    ),
     "heads": (BASE, "[pretrain]", "[pretrain]\nmesh.tensor = 8", ["[pretrain]", "--mesh.tensor=8"]),
-    "preset": (BASE, "t5_1_1_tiny", "t5_1_1_tyni", ["[pretrain]", "t5_1_1_tyni", "t5_1_1_tiny"]),
-    "optimizer": (
-        BASE,
-        "[pretrain]",
-        '[pretrain]\noptimizer_preset = "nanot6"',
-        ["[pretrain]", "nanot6", "nanot5"],
-    ),
-    "metric": (
-        BASE,
-        "[pretrain]",
-        '[pretrain]\nevaluation.metrics = "blue"',
-        ["[pretrain]", "unknown metric blue", "bleu"],
-    ),
     "metric_of_an_evaluation": (
         BASE,
         "[pretrain]",
@@ -141,12 +114,6 @@ EARLY = {
         '[export]\npush_to = "not a name!"',
         ["[export]", "--push_to=not a name!", "OWNER/NAME"],
     ),
-    "shards": (
-        EXPORT,
-        "[export]",
-        '[export]\nmax_shard_size = "big"',
-        ["[export]", "--max_shard_size=big", "5GB"],
-    ),
 }
 
 
@@ -155,7 +122,6 @@ def here(tmp_path, monkeypatch):
     """Returns the folder of a recipe, where its command runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    (tmp_path / "empty.txt").write_text("")
     rehearsals.write(tmp_path / "rows.jsonl", ({"text": text} for text in TEXTS))
     rehearsals.write(tmp_path / "qa.jsonl", ({"q": text, "a": text[:9]} for text in TEXTS))
     (tmp_path / "data/ro").mkdir(parents=True)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from palimpsest.annexes.recipes import recipe, records
+from palimpsest.annexes.recipes import records
 from tests.support.processes import launched, started
 from tests.trainer.conftest import assert_one_line
 
@@ -209,14 +209,6 @@ def test_a_mistake_that_made_nothing_needs_no_redo(small):
     assert ran(small).returncode == 0
 
 
-def test_a_missing_cache_is_made_again_and_what_follows_stays(small):
-    assert ran(small).returncode == 0
-    shutil.rmtree(small.parent / "out" / "vocabulary")
-    done = ran(small)
-    assert done.returncode == 0, done.stderr
-    assert "cache.mine: finished before" in done.stdout
-
-
 def test_a_rehearsal_removes_only_what_it_made(small):
     empty = small.parent / "keep" / "empty"
     empty.mkdir(parents=True)
@@ -328,35 +320,6 @@ def test_the_account_says_what_was_used_and_left_out(small):
     assert small.read_text().strip() in account
 
 
-def test_a_damaged_product_is_made_again(small):
-    assert ran(small).returncode == 0
-    lock = small.with_suffix(".lock").read_bytes()
-    out = small.parent / "out"
-    (out / "cache" / "mine_span_corruption" / "manifest.json").unlink()
-    done = ran(small)
-    assert done.returncode == 0, done.stderr
-    assert "vocabulary: finished before" in done.stdout
-    assert small.with_suffix(".lock").read_bytes() == lock
-    read = recipe.read(str(small), str(out))
-    assert {each.word for each in records.states(read).values()} == {records.FINISHED}
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        ("text:", "json:", "[corpus.mine]"),
-        ("corpus.txt", "corpse.txt", "corpse.txt"),
-        ("vocab_size = 120", "vocab_size = 5", "[vocabulary]"),
-        ("row_tokens = 64", "vocabulary = '/nowhere'", "[cache.mine]"),
-    ],
-)
-def test_a_rehearsal_finds_mistakes_in_seconds(small, before, after, words):
-    small.write_text(small.read_text().replace(before, after))
-    refused = ran(small, "--rehearse")
-    assert_one_line(refused.returncode, refused.stderr, words)
-    assert not (small.parent / "out").exists()
-
-
 def test_a_rehearsal_leaves_out_the_runner_and_its_flags(small):
     more = 'row_tokens = 64\nrunner = "DataflowRunner"\nproject = "p"\nregion = "r"'
     small.write_text(small.read_text().replace("row_tokens = 64", more))
@@ -375,12 +338,6 @@ def test_the_name_of_the_folder_is_replaced_only_where_it_is_the_folder(small):
     assert locks[0] == locks[1]
 
 
-def test_a_rehearsal_needs_a_folder_that_can_be_written(small):
-    (small.parent / "out").write_text("a file")
-    refused = ran(small, "--rehearse")
-    assert_one_line(refused.returncode, refused.stderr, "out", "--folder")
-
-
 def test_a_part_or_another_folder_keeps_the_rest_of_the_lock(small):
     assert ran(small).returncode == 0
     lock = small.with_suffix(".lock")
@@ -396,18 +353,6 @@ def test_a_part_or_another_folder_keeps_the_rest_of_the_lock(small):
     assert list(json.loads(lock.read_text())["stages"]) == ["vocabulary"]
     refused = started(*command[:-1], folder, "--locked")
     assert_one_line(refused.returncode, refused.stderr, "has no stage cache.mine")
-
-
-def test_a_place_is_outside_however_it_is_written(small):
-    precious = small.parent / "precious"
-    precious.mkdir()
-    text = small.read_text()
-    place = small.parent / "out" / ".." / "precious" / "words"
-    small.write_text(text.replace("[vocabulary]", f'[vocabulary]\noutput = "{place}"'))
-    assert ran(small, "--only=vocabulary").returncode == 0
-    small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
-    assert_one_line(*refusal(small, "--only=vocabulary", "--redo"), "yourself: it is outside")
-    assert (precious / "words").exists()
 
 
 @pytest.mark.parametrize(
@@ -435,19 +380,6 @@ def test_what_was_there_before_is_not_removed(small):
     small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
     assert_one_line(*refusal(small, "--redo"), str(folder), "yourself: it was there before")
     assert (folder / "notes.txt").exists()
-
-
-@pytest.mark.parametrize("text", ["", "{", "3", '{"flags": 3}'])
-def test_a_damaged_record_is_named(small, text):
-    assert ran(small).returncode == 0
-    record = small.parent / "out" / ".recipe" / "vocabulary.json"
-    record.write_text(text or "")
-    assert_one_line(*refusal(small), "vocabulary.json is damaged: delete it")
-    value = {name: {"a": 3} for name in ("flags", "needs", "inputs")}
-    record.write_text(json.dumps({"command": "a", "places": [], "foreign": [], **value}))
-    assert_one_line(*refusal(small), "vocabulary.json is damaged: delete it")
-    record.unlink()
-    assert ran(small).returncode == 0
 
 
 def test_a_lock_that_is_a_folder_is_no_lock(small):
