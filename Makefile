@@ -51,9 +51,11 @@ demo: $(VENV)/.demo ## built-in corpus -> vocabulary -> cache -> pretrained T5, 
 .PHONY: demo-at
 demo-at:
 	$(BIN)/python -m palimpsest run recipes/demo.toml --folder=$(AT)
+ifneq ($(and $(wildcard trainer/annexes/suites),$(wildcard tasks/annexes/making_questions)),)
 	$(BIN)/palimpsest make_questions --corpus=python_docs --kinds=seen --output=$(AT)/questions
-	$(BIN)/python -m trainer.fill --questions=$(AT)/questions/seen.jsonl --model_dir=$(AT)/model \
+	$(BIN)/palimpsest fill --questions=$(AT)/questions/seen.jsonl --model_dir=$(AT)/model \
 	    --max_new_tokens=7
+endif
 
 demo-gcs: $(VENV)/.peers demo ## run the demo in a local bucket that fails 5 % of requests, and compare the results
 	$(BIN)/python -m tests.support.servers.gcs --faults=0.05 --seed=1 -- \

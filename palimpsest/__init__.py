@@ -1,49 +1,28 @@
-"""The commands as functions of Python, and one command line for all of them; see `palimpsest.api`.
+"""One command line for all commands; and the functions of Python that annexes add.
 
-Its names are loaded when they are used, and JAX or Beam when a command needs them.
+They are names of the slot "python", which are loaded when they are used, and JAX or Beam when a
+command needs them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import palimpsest_home
 
 palimpsest_home.settle(__path__[0])
 
-if TYPE_CHECKING:
-    from palimpsest.api import (
-        Cache,
-        Model,
-        UserError,
-        Vocabulary,
-        build,
-        call,
-        finetune,
-        pretrain,
-        train_vocabulary,
-        write_corpus,
-    )
-
-__all__ = [
-    "Cache",
-    "Model",
-    "UserError",
-    "Vocabulary",
-    "build",
-    "call",
-    "finetune",
-    "pretrain",
-    "train_vocabulary",
-    "write_corpus",
-]
-
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name != "__all__" and name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from palimpsest import api
+    from tasks import annexes
 
-    return getattr(api, name)
+    known = annexes.entries("python")
+    if name == "__all__":
+        return sorted(known)
+    if name not in known:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return annexes.load(known[name])
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -27,7 +27,6 @@ _CORE: dict[str, dict[str, str]] = {
     },
     "models": {
         "generate": "trainer.generate",
-        "fill": "trainer.fill",
         "export": "trainer.export",
     },
 }

@@ -1,4 +1,4 @@
-"""Makes the sets of questions that come with the package: tasks/questions/files.
+"""Makes the sets of questions that come with the package: tasks/annexes/questions/files.
 
     python scripts/make_question_sets.py --romanian='parquet:ro_validation.parquet'
 
@@ -13,10 +13,10 @@ import random
 from collections.abc import Iterator
 
 from tasks.annexes.making_questions import making
-from tasks.questions import question, sets
-from tasks.questions.question import Question, of_pair
+from tasks.annexes.questions import question, sets
+from tasks.annexes.questions.question import Question, of_pair
 
-FILES = pathlib.Path("tasks/questions/files")
+FILES = pathlib.Path("tasks/annexes/questions/files")
 KINDS = ("cloze", "long_cloze", "order", "copying", "text")
 COUNT = 120
 LONGEST = 900  # characters of a text in a question

@@ -1,14 +1,14 @@
-"""Evaluates checkpoints of a run on a whole split, or by a suite of questions.
+"""Evaluates checkpoints of a run on a whole split.
 
     python -m trainer.evaluate --model_dir=DIR [--steps=all|latest|1000,2000] [--task=TASK] \\
         [--split=SPLIT] [--metrics=NAME,NAME] [--plot=FILE.png]
-    python -m trainer.evaluate --model_dir=DIR --suite=english,FILE.jsonl,SPEC
 
 The metrics are added to MODEL_DIR/evaluation.json unless --output names a file.
 """
 
 import os
 
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
@@ -24,10 +24,10 @@ def evaluated(flags: EvaluateFlags) -> dict[int, dict[str, dict[str, float]]]:
     from trainer.engine import processes
 
     with processes.joined(flags.processes):
-        if flags.suite is not None:
-            from trainer.trained import suites
-
-            return suites.evaluate(flags)
+        for name in annexes.entries("flags.evaluate"):
+            if getattr(flags, name):
+                found: dict[int, dict[str, dict[str, float]]] = annexes.get("evaluate", name)(flags)
+                return found
         from trainer.evaluating import whole_splits
 
         return whole_splits.evaluate(flags)

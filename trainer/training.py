@@ -16,7 +16,7 @@ _LESS_MEMORY = (
 )
 
 # Commands that run a trained model, by architecture.
-_USES = {"encoder_decoder": ("fill", "generate"), "decoder": ("generate",)}
+_USES = {"encoder_decoder": ("generate",), "decoder": ("generate",)}
 
 # How long --print_config waits for a cache in a store, whose libraries may try for minutes.
 _PATIENCE_SECONDS = 15.0

@@ -85,19 +85,6 @@ def test_children_find_ours(theirs):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.processes
-def test_workers_that_are_no_forks_find_ours(theirs):
-    (theirs / "a.txt").write_text("A line of text.\n" * 1000)
-    code = (
-        f"import sys; sys.path[0] = {str(ROOT)!r}; import palimpsest, threading; sys.path[0] = ''\n"
-        "flags = dict(task='lm', name='mine', vocabulary='bytes', workers=2, shard_bytes=4000)\n"
-        "call = lambda: print(palimpsest.build(corpus='text:a.txt', cache_dir='cache', **flags))\n"
-        "thread = threading.Thread(target=call); thread.start(); thread.join()\n"
-    )
-    done = started("-c", code, cwd=theirs)
-    assert done.stdout.endswith("Cache('cache', 'mine_lm')\n"), done.stderr
-
-
 def test_a_checkout_in_the_current_folder_comes_first(tmp_path):
     """Whatever its version: one from before `palimpsest_home`, too."""
     for name in palimpsest_home.PACKAGES:

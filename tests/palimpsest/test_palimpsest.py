@@ -56,7 +56,7 @@ def test_the_list_fits_a_screen():
 def test_words_name_a_command():
     assert named(["vocab", "train", "--corpus=a"]) == ("vocab train", ["--corpus=a"])
     assert named(["vocab", "train-tokenizer", "--a=1"]) == ("vocab train_tokenizer", ["--a=1"])
-    assert named(["fill", "a text"]) == ("fill", ["a text"])
+    assert named(["verify", "a cache"]) == ("verify", ["a cache"])
     assert named(["--help"]) == ("", ["--help"])
 
 

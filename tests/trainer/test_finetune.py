@@ -64,14 +64,9 @@ def finetune(pretrained, pairs, model_dir, *flags):
 
 @pytest.fixture(scope="module")
 def tuned(pretrained, pairs, tmp_path_factory):
-    """The folder of a fine-tuned run with questions."""
+    """The folder of a fine-tuned run."""
     folder = tmp_path_factory.mktemp("tuned")
-    (folder / "asked.jsonl").write_text(
-        '{"text": "a short text to score"}\n'
-        '{"cloze": "the {} is here", "choices": ["cat", "dog"], "answer": 0}\n'
-    )
-    flags = [f"--evaluation.suite={folder}/asked.jsonl"]
-    made = done(finetune(pretrained, pairs, folder / "model", *flags))
+    made = done(finetune(pretrained, pairs, folder / "model"))
     assert "with a new optimizer state" in made.stdout
     return folder / "model"
 
@@ -92,13 +87,6 @@ def test_metrics_and_predictions_are_written(tuned):
     assert [line["step"] for line in lines] == [3, 6]
     for line in lines:
         assert {"exact_match", "character_error_rate", "loss"} <= line["metrics"].keys()
-    (asked,) = [
-        line["metrics"]
-        for line in read_metrics(str(tuned))
-        if line["split"] == "suite/asked" and line["step"] == 6
-    ]
-    assert asked["suite_accuracy"] in (0.0, 100.0)
-    assert asked["suite_bits_per_byte"] > 0
     path = tuned / "predictions" / "validation_6.jsonl"
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == 20
@@ -109,8 +97,8 @@ def test_metrics_and_predictions_are_written(tuned):
 
 @pytest.mark.slow
 def test_two_processes_and_other_batches_give_the_same(tuned, pretrained, pairs, tmp_path):
-    flags = f"--evaluation.suite={tuned.parent}/asked.jsonl", "--evaluation.batch_size=4"
-    finish(start_all(finetune(pretrained, pairs, tmp_path / "model", *flags)))
+    flags = finetune(pretrained, pairs, tmp_path / "model", "--evaluation.batch_size=4")
+    finish(start_all(flags))
     found, expected = curve(tmp_path / "model"), curve(tuned)
     assert [line["split"] for line in found] == [line["split"] for line in expected]
     for one, other in zip(found, expected, strict=True):
@@ -186,7 +174,6 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
         (["--evaluation.metrics=exact_mach"], "did you mean exact_match"),
         (["--evaluation.metrics=f1", "--stopping.metric=exact_match"], "one of 'accuracy'"),
         (["--evaluation.metrics=squad,f1"], "f1 occurs twice"),
-        (["--evaluation.suite=nowhere.jsonl"], "no such file"),
         (["--evaluation.decoding.batch_size=3"], "--evaluation.batch_size"),
         (["--trainable=nothing"], "--trainable=nothing matches no parameter"),
     ],

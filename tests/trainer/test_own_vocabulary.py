@@ -18,7 +18,7 @@ from tasks.vocabulary import SpecialIds
 from tasks.vocabulary_changes import usage
 from tests.support import runs
 from tests.support.processes import started
-from trainer import export, fill, generate, pretrain
+from trainer import export, generate, pretrain
 
 pytestmark = pytest.mark.processes  # whole runs
 
@@ -160,7 +160,6 @@ def test_trains_generates_fills_and_exports(cache, folder, capsys):
         generate.main([*asked, "--prompt=ACD"])
     sys.modules.pop("proteins", None)
     generate.main([*asked, "--prompt=ACD<extra_id_0>W", "--task_module=proteins"])
-    fill.main(["ACD<extra_id_0>WY", *asked, "--task_module=proteins"])
     capsys.readouterr()
 
     registered._factories.clear()

@@ -5,6 +5,7 @@ import operator
 from collections import Counter
 from typing import Any
 
+from tasks import annexes
 from tasks.metrics.metric import METRICS, values_of
 from tasks.terminal.fields import (
     BELOW_ONE,
@@ -17,6 +18,7 @@ from tasks.terminal.fields import (
     field,
     one_of,
     require,
+    with_texts,
 )
 from trainer.config import averages
 from trainer.config.data import ON_CACHES
@@ -31,7 +33,7 @@ LOWER_IS_BETTER = {
     **dict.fromkeys(("loss", "training_loss", "perplexity", "bits_per_byte"), True),
     **dict.fromkeys(("word_perplexity", "order_loss", "auxiliary_loss", "dropped_tokens"), True),
     **dict.fromkeys(("accuracy", "sequence_accuracy", "order_accuracy"), False),
-    **{"suite_accuracy": False, "suite_bits_per_byte": True},
+    **{name: better == "min" for name, better in annexes.entries("watched").items()},
 }
 _WATCHED = (
     f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, and TASK/METRIC for one "
@@ -120,8 +122,8 @@ class EvaluationConfig:
     )
     examples: int | None = field(
         None,
-        "maximum number of examples per task to generate text for, from the start of the split, "
-        "and of questions to take from each set of the suite; None means all",
+        "maximum number of examples per task to generate text for, from the start of the split; "
+        "None means all",
         rule=at_least(1),
     )
     decoding: Decoding = field(
@@ -131,12 +133,6 @@ class EvaluationConfig:
             "batch_size": "on predictions, which use --evaluation.batch_size",
             "prefix": "on prompts, which are read like the task's inputs in training",
         },
-    )
-    suite: str | None = field(
-        None,
-        "questions to answer at each evaluation, such as english,FILE.jsonl (docs/evaluating.md)",
-        joined=",",
-        aliases=("probes",),
     )
 
     def __post_init__(self) -> None:
@@ -187,6 +183,7 @@ class PlateauConfig(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@with_texts(annexes.entries("flags.evaluate"))
 class EvaluateFlags:
     """Flags of trainer.evaluate."""
 
@@ -218,13 +215,8 @@ class EvaluateFlags:
     supervised: str | None = field(None, "T5 task, such as glue_mrpc, that judges predictions")
     examples: int | None = field(
         None,
-        "maximum number of examples per task, or of questions per set; None means the run's",
+        "maximum number of examples per task; None means the run's",
         rule=at_least(1),
-    )
-    suite: str | None = field(
-        None,
-        "questions to answer, such as english,FILE.jsonl, instead of a split (docs/evaluating.md)",
-        joined=",",
     )
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
@@ -242,9 +234,10 @@ WATCHED = ("checkpoint.best_metric", "stopping.metric", "plateau.metric")
 def check_watched(config: Any) -> None:
     """Rejects watched metrics that are never evaluated, where this is clear without the data."""
     evaluation = config.evaluation
-    # Metrics of tasks, user modules and suites are known only after these are loaded.
+    # Metrics of tasks, user modules and annexes are known only after these are loaded.
     others = not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
-    others |= any((config.data_scheme, config.task_module, evaluation.suite, evaluation.supervised))
+    others |= any((config.data_scheme, config.task_module, evaluation.supervised))
+    others |= any(getattr(config, name).on for name in annexes.entries("evaluations"))
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
     for path in WATCHED:
         watched = operator.attrgetter(path)(config)
@@ -253,6 +246,7 @@ def check_watched(config: Any) -> None:
         rule = "unset without evaluations: set evaluation.every_steps above 0"
         require(evaluation.every_steps > 0, f"Config.{path}", watched, rule)
         name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
-        rule = f"{one_of(known)}; others need evaluation.metrics or evaluation.suite"
+        needed = " or ".join(("evaluation.metrics", *annexes.entries("evaluations")))
+        rule = f"{one_of(known)}; others need {needed}"
         may_be = others and name != "" and ":" not in name
         require(name in known or may_be, f"Config.{path}", watched, rule)

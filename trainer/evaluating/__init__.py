@@ -1,1 +1,1 @@
-"""Evaluation of a split: losses, generated text and its metrics, suites of questions."""
+"""Evaluation of a split: losses, generated text and its metrics."""

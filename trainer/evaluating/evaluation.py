@@ -5,15 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tasks.metrics.metric import TEXT
-from tasks.questions import scores
 from tasks.storage import files
 from trainer.config.averages import label as label_of
 from trainer.data.interface import Run
-from trainer.engine import processes
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
-from trainer.evaluating.suite import Suite
 
 # split -> metric -> value.
 Results = dict[str, dict[str, float]]
@@ -25,7 +22,7 @@ def _of_text(name: str) -> str:
 
 
 class Evaluation:
-    """Evaluates a split: losses, metrics of generated text, and a suite."""
+    """Evaluates a split: losses, metrics of generated text, and what annexes add."""
 
     def __init__(self, run: Run, split: str, program: Program, label: str | None = None):
         """`label` names the split in results and files; by default, the split's own name."""
@@ -36,9 +33,7 @@ class Evaluation:
         generates = bool(config.evaluation.metrics) and config.model.architecture != "encoder"
         predicting = Predicting(run, split, program) if generates else None
         self._predicting = predicting if predicting and predicting.sets else None
-        self._suite = Suite(run, program) if config.evaluation.suite else None
-        if self._suite:
-            self._suite.check_watched()
+        self._others = [kind(run, program) for kind in config.entries("evaluations")]
 
     def __call__(
         self,
@@ -51,9 +46,9 @@ class Evaluation:
 
         `average` marks results and predictions as an average's.
 
-        Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl and the suite's answers to
-        MODEL_DIR/suite/STEP.jsonl. Text metrics join `Evaluator`'s under the split's name; the
-        suite's are under "suite/SET".
+        Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Text metrics join
+        `Evaluator`'s under the split's name. An annex's entry NAME of "evaluations" has its own
+        under NAME, and files in MODEL_DIR/NAME that begin with the step.
         """
 
         def marked(split: str) -> str:
@@ -73,12 +68,9 @@ class Evaluation:
                 results.setdefault(split, {}).update(named)
         size = len(self._split)
         results = {self._label + name[size:]: values for name, values in results.items()}
-        if self._suite:
-            answered = self._suite(params, stopping)
-            if answered is None:
+        for other in self._others:
+            more = other(params, f"{step}.{average}" if average else str(step), stopping)
+            if more is None:
                 return None
-            name = f"{step}.{average}" if average else str(step)
-            if processes.is_first():
-                scores.write(scores.path(self._model_dir, name), answered)
-            results |= scores.results(scores.of(answered))
+            results |= more
         return {marked(name): values for name, values in results.items()}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import averages, metadata
@@ -44,11 +45,12 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
         "evaluation.examples": flags.examples,
     }
     # The run's reactions to evaluations, and its limit on their size, do not apply here.
-    unset = ("checkpoint.best_metric", "stopping.metric", "evaluation.batches", "evaluation.suite")
+    unset = ("checkpoint.best_metric", "stopping.metric", "evaluation.batches")
     values: dict[str, Any] = dict.fromkeys(unset)
     if config.plateau.metric is not None:
         values["plateau.metric"] = BEST_METRICS[0]  # the checkpoints hold its scale of the rate
     values |= {path: value for path, value in overrides.items() if value is not None}
+    values |= {name: type(getattr(config, name))() for name in annexes.entries("evaluations")}
     config = fields.replace_all(config, values)
 
     determinism.set_flags(config.deterministic)

@@ -3,7 +3,7 @@
 import re
 import sys
 
-from tasks.questions.scores import SUITE
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
@@ -79,8 +79,8 @@ def set_aside(config: Config, checkpoints: Checkpoints, step: int) -> None:
 
 
 def _move_answers(model_dir: str, step: int, target: str) -> None:
-    """Moves answers to suites, and predictions, of later checkpoints into the folder `target`."""
-    for folder in (SUITE, PREDICTIONS):
+    """Moves predictions, and files of other evaluations, of later checkpoints into `target`."""
+    for folder in (*annexes.entries("evaluations"), PREDICTIONS):
         place = files.join(model_dir, folder)
         for name in files.list_names(place):
             found = _OF_STEP.fullmatch(name)

@@ -10,9 +10,9 @@ from typing import Any
 
 from palimpsest.annexes.recipes.flows import RUNS
 from palimpsest.annexes.recipes.recipe import Stage
+from tasks import annexes
 from tasks.cache import language_set
 from tasks.cache.manifest import MANIFEST, CacheManifest
-from tasks.questions.scores import SUITE
 from tasks.reading import languages
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -177,8 +177,7 @@ def _evaluate(stage: Stage) -> Product | None:
     steps, split = flags.get("steps", "latest"), flags.get("split", "validation")
     if steps == "latest":
         steps = str(metadata.newest(flags["model_dir"])[0])
-    if "suite" in flags:
-        split = SUITE
+    split = next((name for name in annexes.entries("evaluate") if name in flags), split)
     label = averages.label(split, flags["average"]) if flags.get("average") else split
     labels = (label, f"{flags.get('task')}:{label}")
     found = {

@@ -44,7 +44,7 @@ class Flags:
 def run(flags: Flags) -> None:
     """Writes the files."""
     from tasks.annexes.making_questions import making
-    from tasks.questions import question, sets
+    from tasks.annexes.questions import question, sets
 
     unknown = [each for each in flags.kinds if each not in making.KINDS]
     if unknown or not flags.kinds:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tasks.questions import question
-from tasks.questions.question import Question
+from tasks.annexes.questions import question
+from tasks.annexes.questions.question import Question
 
 # Words around the gap of a cloze, on either side.
 _CONTEXT = 24

@@ -110,7 +110,6 @@ def test_mistakes_are_one_line(kept, text_cache, tmp_path, capsys):
     for command, flags in {
         "evaluate": (f"--model_dir={kept}",),
         "export": (f"--model_dir={kept}", f"--output={tmp_path}/x"),
-        "fill": (f"--model_dir={kept}", "a <extra_id_0>"),
         "generate": (f"--model_dir={kept}", "--prompt=a"),
     }.items():
         for average in ("last:1", "ema", "last:0", "last:"):

@@ -105,7 +105,7 @@ def test_a_run_says_where_its_optimizer_comes_from(flags, says):
 @pytest.mark.parametrize(
     ("preset", "uses"),
     [
-        ("t5_1_1_tiny", "trainer.fill, trainer.generate, trainer.evaluate, trainer.export"),
+        ("t5_1_1_tiny", "trainer.generate, trainer.evaluate, trainer.export"),
         ("llama_tiny", "(or, with --model_dir='my runs/1': trainer.generate, trainer.evaluate"),
         ("bert_tiny", "1': trainer.evaluate, trainer.export)"),
     ],

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tasks.annexes.making_questions import make_questions, making
-from tasks.questions import baselines, question, sets
+from tasks.annexes.questions import baselines, question, sets
 from tasks.terminal.command_line import UserError
 
 

@@ -1,16 +1,16 @@
 """The report on a run that answered a suite."""
 
-from tasks.questions import scores
+from tasks.annexes.questions import scores
 from tests.support.runs import trained
-from tests.trainer.evaluating.test_suite import ROOT
-from tests.trainer.evaluating.test_suite import questions as questions
+from tests.trainer.annexes.suites.test_suite import ROOT
+from tests.trainer.annexes.suites.test_suite import questions as questions
 from trainer.annexes.reports import curves, report
 from trainer.reporting import history
 
 
 def test_the_report_shows_every_question(text_cache, questions, tmp_path):
     flags = ["--train_steps=4", "--evaluation.every_steps=2", "--metrics.tensorboard=false"]
-    suite = f"{questions},{ROOT}/tasks/questions/files/english/agreement.jsonl"
+    suite = f"{questions},{ROOT}/tasks/annexes/questions/files/english/agreement.jsonl"
     flags += [f"--evaluation.suite={suite}", "--evaluation.examples=4"]
     model_dir = trained(text_cache, tmp_path / "model", *flags, lengths=(64, 18))
     before = scores.path(str(model_dir), "4")

@@ -173,7 +173,6 @@ def test_every_unsupported_setting_is_named():
         "--optimizer.schedule=constant*linear_cooldown": "no factor linear_cooldown",
         "--optimizer.cooldown_steps=10": "T5X has no such setting",
         "--checkpoint.keep_every_steps=100": "T5X reads this setting from gin files only",
-        "--evaluation.suite=english": "T5X has no such setting",
         "--mesh.fsdp=2": "T5X has no such setting",
         "--checkpoint.every_steps=30": "needs one to be a multiple of the other",
         "--evaluation.every_steps=20": "needs one to be a multiple of the other",

@@ -7,8 +7,8 @@ import re
 import sys
 from typing import Any
 
-from tasks.questions import question
-from tasks.questions.question import Question
+from tasks.annexes.questions import question
+from tasks.annexes.questions.question import Question
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.texts import listed

@@ -6,9 +6,9 @@ import math
 import fsspec
 import pytest
 
-from tasks.questions import baselines, question, scores, sets
-from tasks.questions.question import Question, of_pair, of_text
-from tasks.questions.scores import Answered
+from tasks.annexes.questions import baselines, question, scores, sets
+from tasks.annexes.questions.question import Question, of_pair, of_text
+from tasks.annexes.questions.scores import Answered
 from tasks.terminal.command_line import UserError
 
 CLOZE = {"cloze": "The {} barks.", "choices": ["dog", "house"], "answer": 0}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tasks.questions.question import Question
+from tasks.annexes.questions.question import Question
 
 # Two-sided 95 %.
 _Z = 1.959964

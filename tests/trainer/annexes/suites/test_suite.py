@@ -10,17 +10,20 @@ import sys
 import numpy as np
 import pytest
 
-from tasks.questions import scores
-from tasks.questions.question import Question, of_text
+from tasks.annexes.questions import scores
+from tasks.annexes.questions.question import Question, of_text
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tests.support.runs import ROOT, TASK, TINY, run_of, trained
+from tests.support.runs import ROOT, TASK, TINY, config_of, run_of, trained
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate, export
+from trainer.annexes.suites.filling import Filling
+from trainer.annexes.suites.options import SuiteConfig
+from trainer.annexes.suites.suite import Suite
+from trainer.config import load_config
 from trainer.engine.program import Program
-from trainer.evaluating.filling import Filling
-from trainer.evaluating.suite import Suite
 from trainer.reporting.metrics import read_metrics
+from trainer.starting import rewind
 from trainer.trained.trained_run import without_data
 
 pytestmark = pytest.mark.processes
@@ -56,7 +59,7 @@ def runs(text_cache, tmp_path_factory):
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
     path = tmp_path_factory.mktemp("questions") / "mine.jsonl"
-    from tasks.questions import question
+    from tasks.annexes.questions import question
 
     question.write(str(path), ASKED)
     return path
@@ -198,7 +201,7 @@ def test_answers_are_those_of_transformers(runs, questions, name, tmp_path):
 
 def test_a_run_answers_its_suite(text_cache, questions, tmp_path, capsys):
     flags = ["--train_steps=4", "--evaluation.every_steps=2", "--metrics.tensorboard=false"]
-    suite = f"{questions},{ROOT}/tasks/questions/files/english/agreement.jsonl"
+    suite = f"{questions},{ROOT}/tasks/annexes/questions/files/english/agreement.jsonl"
     flags += [f"--evaluation.suite={suite}"]
     flags += ["--evaluation.examples=4", "--checkpoint.best_metric=mine/suite_accuracy"]
     model_dir = trained(text_cache, tmp_path / "model", *flags, lengths=(64, 18))
@@ -220,8 +223,27 @@ def test_a_run_answers_its_suite(text_cache, questions, tmp_path, capsys):
     }
     assert "chance  unigram  copying" in capsys.readouterr().out
     # The run's watched set need not be in another suite.
-    other = f"--suite={ROOT}/tasks/questions/files/english/order.jsonl"
+    other = f"--suite={ROOT}/tasks/annexes/questions/files/english/order.jsonl"
     assert evaluate.main([f"--model_dir={model_dir}", other, "--examples=1"]) == 0
+
+
+def test_answers_after_a_rewind_are_kept_beside_its_checkpoint(tmp_path):
+    for folder in ("suite", "aside"):
+        (tmp_path / folder).mkdir()
+    for name in ("5", "10.ema", "20"):
+        (tmp_path / "suite" / f"{name}.jsonl").write_text("{}")
+    rewind._move_answers(str(tmp_path), 5, f"{tmp_path}/aside")
+    assert files.list_names(f"{tmp_path}/suite") == ["5.jsonl"]
+    assert sorted(files.list_names(f"{tmp_path}/aside")) == ["suite_10.ema.jsonl", "suite_20.jsonl"]
+
+
+def test_settings_of_older_runs_are_read(tmp_path):
+    config = dataclasses.asdict(config_of())
+    for name in ("suite", "probes"):
+        evaluation = {**config["evaluation"], name: "english"}
+        old = {"config": {**config, "evaluation": evaluation, "suite": {}}}
+        (tmp_path / "config.json").write_text(json.dumps(old))
+        assert load_config(str(tmp_path))[0].suite == SuiteConfig("english")
 
 
 @pytest.mark.parametrize(

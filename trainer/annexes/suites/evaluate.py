@@ -3,8 +3,9 @@
 import dataclasses
 
 from tasks import registry
-from tasks.questions import scores
+from tasks.annexes.questions import scores
 from tasks.terminal.command_line import UserError
+from trainer.annexes.suites.suite import Suite
 from trainer.checkpoints import averages
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import averages as averages_config
@@ -12,7 +13,6 @@ from trainer.config import fields
 from trainer.config.evaluation import EvaluateFlags
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program
-from trainer.evaluating.suite import Suite
 from trainer.evaluating.whole_splits import Results, recorded
 from trainer.trained import trained_run
 
@@ -26,7 +26,8 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     The answers are written to MODEL_DIR/suite/STEP.jsonl. Raises UserError for an empty suite, for
     flags that belong to splits, and for what `trained_run` and `Suite` refuse.
     """
-    if not flags.suite:
+    suite = ",".join(flags.suite)  # type: ignore[attr-defined]
+    if not suite:
         raise UserError("--suite is empty: name sets, such as english,FILE.jsonl")
     for name in _OF_SPLITS:
         if getattr(flags, name) is not None:
@@ -36,8 +37,12 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     if flags.task_module:
         registry.load(flags.task_module)
     run = trained_run.open_run(flags.model_dir, flags.cache_dir)
-    values = {"suite": flags.suite, "examples": flags.examples, "batch_size": flags.batch_size}
-    given = {f"evaluation.{name}": value for name, value in values.items() if value is not None}
+    values = {
+        "suite.sets": suite,
+        "evaluation.examples": flags.examples,
+        "evaluation.batch_size": flags.batch_size,
+    }
+    given = {path: value for path, value in values.items() if value is not None}
     config = fields.replace_all(run.config, given)
     determinism.set_flags(config.deterministic)
     run = dataclasses.replace(run, config=config)

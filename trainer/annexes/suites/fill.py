@@ -1,7 +1,7 @@
 """Fills the gaps of a text.
 
-    python -m trainer.fill "The <extra_id_0> returns <extra_id_1>." --model_dir=DIR
-    python -m trainer.fill --questions=FOLDER/seen.jsonl --model_dir=DIR
+    palimpsest fill "The <extra_id_0> returns <extra_id_1>." --model_dir=DIR
+    palimpsest fill --questions=FOLDER/seen.jsonl --model_dir=DIR
 
 Prints the text with the model's words for each gap in brackets. A UL2 model also reads the mode at
 the beginning of its inputs. With --questions it fills the gaps of questions, says how many it
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tasks.questions import baselines, sets
-from tasks.questions.question import Question
+from tasks.annexes.questions import baselines, sets
+from tasks.annexes.questions.question import Question
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import field

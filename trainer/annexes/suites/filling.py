@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks import registry
+from tasks.annexes.questions.question import Question, words_of
 from tasks.objectives import Objective
-from tasks.questions.question import Question, words_of
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, sentinel_piece
 from trainer.config import Config

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tasks.questions import baselines, question
-from tasks.questions.baselines import Baselines, Interval
-from tasks.questions.question import Question
+from tasks.annexes.questions import baselines, question
+from tasks.annexes.questions.baselines import Baselines, Interval
+from tasks.annexes.questions.question import Question
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table

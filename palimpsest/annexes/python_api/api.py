@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from palimpsest.annexes.python_api import documents
+from palimpsest.annexes.python_api.frames import frame
+from palimpsest.annexes.python_api.places import Place
 from palimpsest.commands import COMMANDS, command
-from palimpsest.python import documents
-from palimpsest.python.frames import frame
-from palimpsest.python.places import Place
 from tasks import annexes, vocabulary
 from tasks.cache import cache, language_set
 from tasks.inspection import show
@@ -297,9 +297,9 @@ class Model:
         With `num_return_sequences` there are several, one per line. Takes the flags of
         `palimpsest fill`.
         """
-        from trainer import fill
+        from trainer.annexes.suites import fill
 
-        main = command("trainer.fill")
+        main = command("trainer.annexes.suites.fill")
         typed = main.typed(self._named({"text": checked(text, "text"), **flags}))
         return "\n".join(main.call(typed, lambda typed: list(fill.filled(typed, self._opened))))
 

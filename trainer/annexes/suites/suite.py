@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from tasks.annexes.questions import scores, sets
+from tasks.annexes.questions.question import Question
+from tasks.annexes.questions.scores import ACCURACY, BITS, Answered
 from tasks.objectives import Lengths
-from tasks.questions import sets
-from tasks.questions.question import Question
-from tasks.questions.scores import ACCURACY, BITS, Answered
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
+from trainer.annexes.suites.filling import Filled, Filling
 from trainer.config.evaluation import WATCHED
 from trainer.data import features
 from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.program import Program
-from trainer.evaluating.filling import Filled, Filling
+from trainer.evaluating.evaluation import Results
 from trainer.evaluating.likelihood import Likelihood
 
 # Logits of a batch on a device, 1 GB in float32: long rows come in smaller batches.
@@ -32,7 +33,7 @@ _SHORTEST = 16
 
 
 class Suite:
-    """The sets of a run's `evaluation.suite`, for its model and vocabulary.
+    """The sets of a run's `suite.sets`, for its model and vocabulary.
 
     Construction raises UserError if a set is missing or does not fit the model.
     """
@@ -41,8 +42,7 @@ class Suite:
         """`vocabulary` encodes the questions; None: the one of the run's data."""
         config = run.config
         self._config, self._program = config, program
-        assert config.evaluation.suite is not None
-        found = sets.load(config.evaluation.suite, config.evaluation.examples)
+        found = sets.load(config.suite.sets, config.evaluation.examples)  # type: ignore[attr-defined]
         filling = Filling(run, vocabulary)
         self._special = filling.special
         self._questions: list[tuple[str, Question]] = []
@@ -101,7 +101,7 @@ class Suite:
         """Returns all questions with their scores; None if abandoned."""
         params = self._program.merged(params)
         rows = [row for choices in self._rows for some in choices for row in some]
-        scores = np.zeros(len(rows))
+        likelihoods = np.zeros(len(rows))
         shapes: dict[tuple[int, int], list[int]] = {}
         for number, row in enumerate(rows):
             shapes.setdefault(self._shape(row), []).append(number)
@@ -118,10 +118,10 @@ class Suite:
                     pairs = [(rows[number].inputs, rows[number].targets) for number in some]
                     tokens = self._likelihood.of_tokens(params, pairs, converter, size)
                     for number, log_L in zip(some, tokens, strict=True):
-                        scores[number] = log_L[rows[number].first : rows[number].end].sum()
+                        likelihoods[number] = log_L[rows[number].first : rows[number].end].sum()
                     done += len(some)
                     bar.update(done)
-        left = iter(scores.tolist())
+        left = iter(likelihoods.tolist())
         return [
             Answered(
                 name,
@@ -147,6 +147,23 @@ class Suite:
             inputs = targets
         most = model.longest_text
         return (inputs, targets) if most is None else (min(inputs, most), min(targets, most))
+
+
+class SuiteEvaluation:
+    """Answers a run's suite at an evaluation, and writes MODEL_DIR/suite/NAME.jsonl."""
+
+    def __init__(self, run: Run, program: Program):
+        self._suite, self._model_dir = Suite(run, program), run.config.model_dir
+        self._suite.check_watched()
+
+    def __call__(self, params: Any, name: str, stopping: Callable[[], bool]) -> Results | None:
+        """Returns the scores under "suite/SET"; None if abandoned."""
+        answered = self._suite(params, stopping)
+        if answered is None:
+            return None
+        if processes.is_first():
+            scores.write(scores.path(self._model_dir, name), answered)
+        return scores.results(scores.of(answered))
 
 
 def _alike(choices: list[list[Filled]], answer: int) -> bool:

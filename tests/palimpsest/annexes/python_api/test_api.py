@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import palimpsest
+from palimpsest.annexes.python_api import api
 from pipeline import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal import programs
@@ -97,7 +98,7 @@ def test_a_file_with_the_name_of_a_package_is_not_run(tmp_path, monkeypatch):
 def test_every_name_is_there():
     assert {*palimpsest.__all__} <= {*dir(palimpsest)}
     assert all(getattr(palimpsest, name).__doc__ for name in palimpsest.__all__)
-    assert palimpsest.__all__ == palimpsest.api.__all__
+    assert palimpsest.__all__ == api.__all__
     with pytest.raises(AttributeError, match="no attribute 'bild'"):
         palimpsest.bild  # noqa: B018
 
@@ -136,7 +137,9 @@ def test_the_results_are_the_commands(tmp_path, folder, corpus, cache, model):
     done = in_process.run("trainer.pretrain", *TYPED, *where, "--evaluation.every_steps=2")
     assert done.returncode == 0, done.stderr
     assert hashes(tmp_path / "model") == hashes(folder / "model")
-    filled = in_process.run("trainer.fill", "a <extra_id_0>", f"--model_dir={tmp_path}/model")
+    filled = in_process.run(
+        "trainer.annexes.suites.fill", "a <extra_id_0>", f"--model_dir={tmp_path}/model"
+    )
     assert f"{model.fill('a <extra_id_0>')}\n" == filled.stdout
 
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.support.processes import PYTHONPATH, ROOT, completed
+import palimpsest_home
+from tests.support.processes import PYTHONPATH, ROOT, completed, started
 
 # A script without a main guard: vocabularies and builds start child processes.
 SCRIPT = """
@@ -76,7 +77,9 @@ def test_a_script_without_a_main_guard(tmp_path, way, monkeypatch):
 @pytest.mark.processes
 def test_the_page_runs(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs/api.md").read_text()
-    section = page[page.index("## From Python") : page.index("::: palimpsest.api")]
+    section = page[
+        page.index("## From Python") : page.index("::: palimpsest.")
+    ]
     blocks = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert len([line for line in blocks[0].splitlines() if line]) <= 10
     monkeypatch.chdir(tmp_path)
@@ -116,3 +119,18 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert len(bars) == 3  # of the vocabulary, the cache and the run, not one for each evaluation
     assert re.match(r"training +━{24} +100% +500/500 +in \d+:\d\d\n  loss \d", bars[-1])
     assert len(outputs) < 40
+
+
+@pytest.mark.processes
+def test_workers_that_are_no_forks_find_ours(tmp_path):
+    for name in palimpsest_home.PACKAGES:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py was run')\n")
+    (tmp_path / "a.txt").write_text("A line of text.\n" * 1000)
+    code = (
+        f"import sys; sys.path[0] = {str(ROOT)!r}; import palimpsest, threading; sys.path[0] = ''\n"
+        "flags = dict(task='lm', name='mine', vocabulary='bytes', workers=2, shard_bytes=4000)\n"
+        "call = lambda: print(palimpsest.build(corpus='text:a.txt', cache_dir='cache', **flags))\n"
+        "thread = threading.Thread(target=call); thread.start(); thread.join()\n"
+    )
+    done = started("-c", code, cwd=tmp_path)
+    assert done.stdout.endswith("Cache('cache', 'mine_lm')\n"), done.stderr

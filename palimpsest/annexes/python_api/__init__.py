@@ -1,0 +1,1 @@
+"""The commands as functions of Python; `palimpsest.NAME` is a name of `api`."""

@@ -1,1 +1,0 @@
-"""Arguments and results of the functions of `palimpsest.api`: documents, places, data frames."""

@@ -1,0 +1,1 @@
+"""Suites of questions, answered by likelihoods, and gaps filled by text."""

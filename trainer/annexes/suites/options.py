@@ -1,0 +1,23 @@
+"""Settings of the suite that a run answers. No JAX."""
+
+from dataclasses import dataclass
+
+from tasks.terminal.fields import Checked, field
+
+
+@dataclass(frozen=True)
+class SuiteConfig(Checked):
+    """Questions that a run answers at each evaluation."""
+
+    sets: str | None = field(
+        None,
+        "questions to answer at each evaluation, such as english,FILE.jsonl, evaluation.examples "
+        "of each set (docs/evaluating.md)",
+        joined=",",
+        aliases=("--evaluation.suite", "--evaluation.probes"),
+        changes="nothing",
+    )
+
+    @property
+    def on(self) -> bool:
+        return bool(self.sets)
