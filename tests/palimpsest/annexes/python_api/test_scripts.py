@@ -77,9 +77,7 @@ def test_a_script_without_a_main_guard(tmp_path, way, monkeypatch):
 @pytest.mark.processes
 def test_the_page_runs(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs/api.md").read_text()
-    section = page[
-        page.index("## From Python") : page.index("::: palimpsest.")
-    ]
+    section = page[page.index("## From Python") : page.index("::: palimpsest.")]
     blocks = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     assert len([line for line in blocks[0].splitlines() if line]) <= 10
     monkeypatch.chdir(tmp_path)
