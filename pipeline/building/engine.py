@@ -12,7 +12,7 @@ from pipeline.building import graph, lifecycle, planning, repeated_ids, summary,
 from pipeline.building.documents import KEPT_BY, is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
-from pipeline.excluding import cache_lists, translation
+from pipeline.excluding import cache_lists, targets
 from pipeline.excluding.lists import Given, given
 from pipeline.runners import parts
 from pipeline.runners.engines import Engine, local
@@ -43,7 +43,7 @@ def build(options: Options, runner: Engine) -> None:
 
 def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.Planned:
     corpus = planning.listed(of)
-    (own,) = translation.translated(lists, {"": corpus.target}, scratch).values()
+    (own,) = targets.fitted(lists, {"": corpus.target}, scratch).values()
     return planning.planned(corpus, own)
 
 

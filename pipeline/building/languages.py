@@ -4,14 +4,15 @@ import contextlib
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from pipeline.building import engine, language_lists, lifecycle, planning, summary
+from pipeline.building import engine, lifecycle, planning, summary
 from pipeline.building.options import Options
-from pipeline.excluding import lists
+from pipeline.excluding import lists, targets
 from pipeline.runners import parts
 from pipeline.runners.engines import Engine
-from tasks import registry
+from tasks import annexes, registry
 from tasks.cache import language_set
 from tasks.cache.manifest import MANIFEST, CacheManifest, Plan
 from tasks.mixture import MixtureSpec
@@ -41,9 +42,8 @@ def build(options: Options, runner: Engine) -> None:
     languages.check(corpora)
     names = _all_languages(options, task, list(corpora))
     with tempfile.TemporaryDirectory() as scratch:
-        given = lists.given(options.exclude, scratch)
-        plans, of_task = _planned(options, task, corpora, given, scratch)
-        if not options.dry_run and set(names) == set(corpora) and of_task.some:
+        plans, of_task = _planned(options, task, corpora, scratch)
+        if not options.dry_run and set(names) == set(corpora) and of_task and of_task.some:
             with _alone(of_task.folder, options):
                 of_task.keep()
         for number, (language, planned) in enumerate(plans.items(), 1):
@@ -60,7 +60,7 @@ def build(options: Options, runner: Engine) -> None:
     finished = [files.exists(files.join(each.job.folder, MANIFEST)) for each in plans.values()]
     if not all(finished):  # another part will finish them
         return None
-    with _alone(of_task.folder, options):
+    with _alone(files.join(options.cache_dir, task), options):
         language_set.write(options.cache_dir, task, names)
     _report(options, task, names)
     return None
@@ -79,25 +79,28 @@ def _planned(
     options: Options,
     task: str,
     corpora: Mapping[str, CorpusSpec],
-    given: Sequence[lists.Given],
     scratch: str,
-) -> tuple[dict[str, planning.Planned], language_lists.Lists]:
-    """Returns the plans of all languages, and their lists.
+) -> tuple[dict[str, planning.Planned], Any]:
+    """Returns the plans of all languages, and their lists: the slot's `of_languages`, or None.
 
     Raises a UserError if a plan does not fit its cache, or the caches of the other languages.
     """
     listed, plans, cache_dir = {}, {}, options.cache_dir
+    given = lists.given(options.exclude, scratch)
+    of_build = annexes.get(targets.SLOT, "of_languages")
+    if not of_build and (given or files.exists(files.join(cache_dir, task, lists.OF_LANGUAGES))):
+        raise UserError("exclude lists are for one corpus: build each language with its own --name")
     for language, spec in corpora.items():
         alone = dataclasses.replace(
             options, name=f"{options.name}_{language}", corpus=(str(spec),), languages=None
         )
         with _of_language(language):
             listed[language] = planning.listed(planning.checked(alone))
-    targets = {language: each.target for language, each in listed.items()}
-    of_task = language_lists.of_build(cache_dir, task, targets, given, scratch)
+    wanted = {language: each.target for language, each in listed.items()}
+    of_task = of_build(cache_dir, task, wanted, given, scratch) if of_build else None
     for language, each in listed.items():
         with _of_language(language):
-            planned = planning.planned(each, of_task.of_languages[language])
+            planned = planning.planned(each, of_task.of_languages[language] if of_task else [])
             lifecycle.check(planned.job.folder, planned.job.plan, options.extend)
             plans[language] = planned
     known = [language_set.cache_of(task, name) for name in language_set.languages(cache_dir, task)]

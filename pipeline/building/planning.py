@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.building import graph, lifecycle
 from pipeline.building.options import Options
-from pipeline.excluding import cache_lists, origins, translation
+from pipeline.excluding import cache_lists, origins, targets
 from pipeline.excluding.lists import Given
 from pipeline.runners import secret
 from pipeline.tokenizer import spelling, tokenize
@@ -84,9 +84,9 @@ class Listed:
     existing: Plan | None
 
     @property
-    def target(self) -> translation.Target:
+    def target(self) -> targets.Target:
         in_force = (self.existing.exclude if self.existing else None) or ()
-        return translation.Target(origins.of_corpus(self.corpus), self.corpus.record, in_force)
+        return targets.Target(origins.of_corpus(self.corpus), self.corpus.record, in_force)
 
 
 def listed(of: Checked) -> Listed:
@@ -111,7 +111,7 @@ def listed(of: Checked) -> Listed:
 
 
 def planned(each: Listed, lists: Sequence[Given]) -> Planned:
-    """Returns the plan; `lists` is what `translation.translated` returned for this corpus."""
+    """Returns the plan; `lists` is what `targets.fitted` returned for this corpus."""
     of, options, corpus = each.of, each.of.options, each.corpus
     task = of.task
     given = getattr(options, "filter", ())  # of an annex

@@ -64,6 +64,7 @@ _OF_FILES = pa.schema([*_SCHEMA, ("file", pa.uint32()), ("row", pa.uint64()), ("
 # Header entries: SHA-256 of the origins; SHA-256 and number of entries of the list as it was given.
 _CHECKSUM, OF, OF_ENTRIES = "origins", "of", "of_entries"
 COPY = "exclude-"  # prefix of the names of copies in caches
+OF_LANGUAGES = "lists.json"  # in the folder of a task of several languages: its lists
 WHOLE = -1  # `paragraph` of an entry for a whole document
 _BATCH = 1 << 20  # rows written at a time for a list of ids
 
@@ -265,7 +266,7 @@ class ExcludeList:
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A list given to a command, as one corpus sees it (`pipeline.excluding.translation`)."""
+    """A list given to a command, as one corpus sees it (`pipeline.excluding.targets`)."""
 
     record: ExcludeRecord
     path: str  # path of a local copy

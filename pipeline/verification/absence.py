@@ -4,10 +4,11 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pipeline.excluding import origins, translation
+from pipeline.excluding import origins, targets
 from pipeline.excluding.filter import opened
 from pipeline.excluding.lists import OF, OF_ENTRIES, Given, id_digests
 from pipeline.verification.shard import EXCLUDE, HAS_LIST, Checked, Fault, Present, listed
+from tasks import annexes
 from tasks.cache.manifest import Plan
 
 _NAMED = 5  # maximum number of ids named in a line
@@ -105,8 +106,9 @@ class Sought:
             row["place"] > 0 and at not in removed for at, row in enumerate(of_cache)
         )
         missing = []
+        ids_of = annexes.get(targets.SLOT, "ids_of")
         for line in each.lines or ():
-            digests = id_digests(translation.ids_of(line, self._files))
+            digests = id_digests(ids_of(line, self._files) if ids_of else [line])
             numbers = {entry.number for digest in digests for entry in of_cache.entries(digest)}
             if numbers and not numbers & removed:
                 missing.append(line)
@@ -119,6 +121,6 @@ class Sought:
 
 def _path_here(each: Given, plan: Plan, scratch: str) -> str | None:
     """Returns the path of a list as the corpus of a cache sees it; None if it is of another."""
-    target = translation.Target(origins.of_record(plan.corpus), plan.corpus)
-    found = translation.translated([dataclasses.replace(each, again=True)], {"": target}, scratch)
+    target = targets.Target(origins.of_record(plan.corpus), plan.corpus)
+    found = targets.fitted([dataclasses.replace(each, again=True)], {"": target}, scratch)
     return found[""][0].path if found[""] else None

@@ -27,7 +27,7 @@ from pipeline.annexes.deduplication.options import Options
 from pipeline.annexes.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, Job
 from pipeline.annexes.deduplication.report import as_json, corpus_of, text
 from pipeline.annexes.deduplication.signatures import write_piece
-from pipeline.excluding import lists, origins, translation
+from pipeline.excluding import lists, origins, targets
 from pipeline.runners import parts, secret
 from pipeline.runners.engines import Engine, files_shown, without_pieces
 from tasks.reading import languages, sources
@@ -65,11 +65,11 @@ def search(options: Options, runner: Engine) -> None:
             for name, spec in specs.items()
         }
         sets = [sources.resolve(sources.parse(each)) for each in _sets(options.against)]
-        targets = {
-            name: translation.Target(origins.of_corpus(each), each.record)
+        wanted = {
+            name: targets.Target(origins.of_corpus(each), each.record)
             for name, each in corpora.items()
         }
-        excluded = translation.translated(given, targets, scratch)
+        excluded = targets.fitted(given, wanted, scratch)
         digests = {
             name: tuple(each.record.sha256 for each in some) for name, some in excluded.items()
         }

@@ -1,5 +1,6 @@
 """Several languages built as one task: each cache is that of the language alone."""
 
+import functools
 import pathlib
 import shutil
 
@@ -10,6 +11,9 @@ from tasks.cache import language_set
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.sentencepiece_model import NEW_LAW
+from tests.pipeline.excluding.named_documents import build as build
+from tests.pipeline.excluding.named_documents import text, write
+from tests.support import small_tokenizers
 from tests.support.corpora import write_json
 
 TASK = "books_span_corruption"
@@ -114,15 +118,13 @@ def test_what_a_killed_part_left_is_removed(arguments, tmp_path):
 
 def test_what_a_killed_build_left_among_the_lists_is_removed(arguments, built, tmp_path):
     cache_dir = pathlib.Path(shutil.copytree(built, tmp_path / "caches"))
-    (tmp_path / "ids.txt").write_text("no such document")
-    for more in ([], [f"--exclude={tmp_path}/ids.txt"]):
-        left = cache_dir / TASK / f"{files.PARTIAL}0-exclude"
-        left.touch()
-        main(arguments(cache_dir, *more, "--languages=en,ro"))
-        assert not left.exists()
+    left = cache_dir / TASK / f"{files.PARTIAL}0-exclude"
+    left.touch()
+    main(arguments(cache_dir, "--languages=en,ro"))
+    assert not left.exists()
     folder = str(cache_dir / TASK)
     with lock.held(folder, "build", "--cache_dir"), pytest.raises(UserError, match="another build"):
-        main(arguments(cache_dir, *more, "--languages=en,ro"))
+        main(arguments(cache_dir, "--languages=en,ro"))
 
 
 def test_mistakes_are_one_line(arguments, folders, built, tmp_path):
@@ -155,3 +157,37 @@ def test_the_list_of_languages_is_no_cache(built):
 
     with pytest.raises(UserError, match="lists languages, each with its own cache"):
         Cache.open(str(built / TASK))
+
+
+def test_a_language_is_not_built_if_another_is_refused(build, tmp_path):
+    for language in OF:
+        write(tmp_path / "c", language, {})
+    languages = tmp_path / "c" / "{language}" / "*.jsonl"
+    cache_dir = build(languages)
+    write(tmp_path / "c", "ar", {})
+    with pytest.raises(UserError, match=r"language en: .*packing: \"best_fit\", there: \"concat\""):
+        build(languages, "--extend", "--packing=best_fit")
+    with pytest.raises(
+        UserError, match=r"language ar would have other rows than x_en_lm \(packing"
+    ):
+        build(languages, "--extend", "--packing=best_fit", "--languages=ar")
+    assert not (cache_dir / "x_ar_lm").exists()
+    build(languages, "--extend")
+    assert (cache_dir / "x_ar_lm" / "COMPLETED").exists()
+
+
+def test_a_further_language_treats_spelt_tokens_as_the_others_do(tmp_path):
+    for language in OF:
+        write(tmp_path / "c", language, {})
+    vocabulary = small_tokenizers.gpt2(tmp_path / "gpt2", [text("en1")])
+    build = functools.partial(
+        list.__add__,
+        ["--task=lm", "--name=x", f"--corpus=json:{tmp_path}/c/{{language}}/*.jsonl?validation=0",
+         f"--vocabulary={vocabulary}", "--row_tokens=64", f"--cache_dir={tmp_path}/caches"],
+    )  # fmt: skip
+    main(build([]))
+    write(tmp_path / "c", "ar", {})
+    more = ["--extend", "--languages=ar"]
+    with pytest.raises(UserError, match=r"language ar would have other rows .*spelling"):
+        main(build([*more, "--special_tokens=text"]))
+    main(build(more))

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,8 @@ from pipeline.building import graph, lifecycle
 from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import ExcludeList
+from pipeline.excluding.origins import File, Origin
+from pipeline.excluding.targets import Target, fitted
 from pipeline.verification.cache import verify
 from tasks.cache import old_states
 from tasks.cache.manifest import CacheManifest
@@ -458,3 +461,21 @@ def test_lists_of_earlier_versions_are_refused(tmp_path):
         pass
     with pytest.raises(UserError, match=r"is from a version before 0\.2\.0"):
         lists.given(str(tmp_path / "l.arrow"), str(tmp_path))
+
+
+def test_a_list_fits_the_corpus_of_its_files(monkeypatch):
+    """Annexes may fit others."""
+    monkeypatch.setattr("pipeline.excluding.targets.annexes.get", lambda *_: None)
+    record = lists.ExcludeRecord("0" * 64, lists.DUPLICATES, 1, 0)
+    given = [lists.Given(record, "a", {}, "a")]
+    ours, more = (File("", name, 9, (("sha256", name),)) for name in "ab")
+    of_list = SimpleNamespace(origins=[ours], files=[ours.within("a::member")], header={})
+    monkeypatch.setattr("pipeline.excluding.targets.ExcludeList", lambda _: of_list)
+    corpus = Target(Origin("json:b", (more,)), {})
+    with pytest.raises(UserError, match=r"a was made from other files than those of json:b: make"):
+        fitted(given, {"": corpus}, "")
+    for fits in (
+        dataclasses.replace(corpus, origin=Origin("json:*", (ours, more))),
+        dataclasses.replace(corpus, in_force=[record]),
+    ):
+        assert fitted(given, {"": fits}, "") == {"": given}

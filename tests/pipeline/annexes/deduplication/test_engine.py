@@ -392,3 +392,22 @@ def test_a_search_in_parts(corpus, tmp_path, capsys):
         assert parts == whole
     assert sorted(os.listdir(tmp_path / "parts")) == sorted(os.listdir(tmp_path / "whole"))
     assert "nothing to do" in search("parts", "--part=3/3")
+
+
+def test_several_corpora_and_evaluation_sets(tmp_path, capsys):
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    texts = {
+        name: [(f"{name}{n}", " ".join(words(20, f"{name}{n}"))) for n in range(5)]
+        for name in "abc"
+    }
+    texts["b"][2] = "b2", texts["a"][1][1].upper()
+    texts["c"][4] = "c4", texts["b"][3][1].upper()
+    flags = [f"--corpus={name}={write(folder / name, texts[name])}" for name in "abc"]
+    against = [write(folder / f"test {n}.jsonl", [texts["c"][n]]) for n in range(2)]
+    dedup.main([*flags, *(f"--against={each}" for each in against), f"--output={tmp_path}/out"])
+    assert re.search(r"against json:.*two\+?.*0.jsonl +1 examples", capsys.readouterr().out)
+    found = list(ExcludeList(f"{tmp_path}/out/exclude.arrow"))
+    assert sorted(row["twin"][:2] for row in found) == ["a:", "b:", "js", "js"]
+    dedup.main([*flags, f"--against={' '.join(against)}", f"--output={tmp_path}/again"])
+    assert str(list(ExcludeList(f"{tmp_path}/again/exclude.arrow"))) == str(found)

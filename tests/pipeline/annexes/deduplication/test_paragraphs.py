@@ -36,6 +36,7 @@ def test_paragraphs_are_cut(tmp_path, build):
     assert rows[0] == rows[1]
 
 
+@pytest.mark.skipif(not annexes.entries("exclude_lists"), reason="no lists of other files")
 def test_a_list_of_paragraphs_for_a_changed_corpus(tmp_path, build, capsys):
     header = "This very same notice of eight words and more begins every page."
     texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]

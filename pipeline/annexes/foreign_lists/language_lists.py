@@ -12,15 +12,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.annexes.foreign_lists import translation
 from pipeline.building import lifecycle
-from pipeline.excluding import lists, translation
-from pipeline.excluding.lists import Given
-from pipeline.excluding.translation import Target
+from pipeline.excluding import lists
+from pipeline.excluding.lists import OF_LANGUAGES, Given
+from pipeline.excluding.targets import Target
 from tasks.cache import language_set
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_LISTS = "lists.json"
 _FORMAT = 1
 
 
@@ -52,7 +52,7 @@ class Lists:
                 entry["languages"].setdefault(language, self._copied(each))
         # Sorted, so that the file does not depend on which language or list came first.
         value = {"format": _FORMAT, "lists": [kept[each] for each in sorted(kept)]}
-        files.write_json(files.join(self.folder, _LISTS), value)
+        files.write_json(files.join(self.folder, OF_LANGUAGES), value)
 
     def _copied(self, each: Given) -> str:
         name = lists.copy_name(each.record.sha256)
@@ -111,7 +111,7 @@ def _of_sibling(cache_dir: str, task: str, language: str, scratch: str) -> list[
 
 
 def _entries(folder: str) -> list[dict[str, Any]]:
-    path = files.join(folder, _LISTS)
+    path = files.join(folder, OF_LANGUAGES)
     try:
         return files.read_json(path)["lists"]
     except FileNotFoundError:

@@ -1,26 +1,14 @@
 """Exclude lists of tasks of several languages."""
 
-import functools
 import shutil
 
 import pytest
 
 from pipeline import verify
-from pipeline.build import main
 from tasks.cache.manifest import CacheManifest
-from tasks.terminal.command_line import UserError
-from tests.pipeline.annexes.deduplication.test_translation import (
-    EVERY,
-    LANGUAGES,
-    TWINS,
-    held,
-    search,
-    text,
-    write,
-)
-from tests.pipeline.annexes.deduplication.test_translation import build as build
-from tests.pipeline.annexes.deduplication.test_translation import corpus as corpus
-from tests.support import small_tokenizers
+from tests.pipeline.annexes.foreign_lists.test_translation import EVERY, TWINS, search
+from tests.pipeline.excluding.named_documents import LANGUAGES, held, write
+from tests.pipeline.excluding.named_documents import build as build
 
 pytestmark = pytest.mark.processes
 
@@ -101,37 +89,3 @@ def test_lists_of_ids_of_version_0_2_0_hold_for_further_languages(build, tmp_pat
     build(languages, "--extend")
     everything = {f"{language}{number}" for language in (*LANGUAGES, "de") for number in range(10)}
     assert held(cache_dir) == everything - {"en8", "ro8", "de8"}
-
-
-def test_a_language_is_not_built_if_another_is_refused(build, tmp_path):
-    for language in LANGUAGES:
-        write(tmp_path / "c", language, {})
-    languages = tmp_path / "c" / "{language}" / "*.jsonl"
-    cache_dir = build(languages)
-    write(tmp_path / "c", "ar", {})
-    with pytest.raises(UserError, match=r"language en: .*packing: \"best_fit\", there: \"concat\""):
-        build(languages, "--extend", "--packing=best_fit")
-    with pytest.raises(
-        UserError, match=r"language ar would have other rows than x_en_lm \(packing"
-    ):
-        build(languages, "--extend", "--packing=best_fit", "--languages=ar")
-    assert not (cache_dir / "x_ar_lm").exists()
-    build(languages, "--extend")
-    assert (cache_dir / "x_ar_lm" / "COMPLETED").exists()
-
-
-def test_a_further_language_treats_spelt_tokens_as_the_others_do(tmp_path):
-    for language in LANGUAGES:
-        write(tmp_path / "c", language, {})
-    vocabulary = small_tokenizers.gpt2(tmp_path / "gpt2", [text("en1")])
-    build = functools.partial(
-        list.__add__,
-        ["--task=lm", "--name=x", f"--corpus=json:{tmp_path}/c/{{language}}/*.jsonl?validation=0",
-         f"--vocabulary={vocabulary}", "--row_tokens=64", f"--cache_dir={tmp_path}/caches"],
-    )  # fmt: skip
-    main(build([]))
-    write(tmp_path / "c", "ar", {})
-    more = ["--extend", "--languages=ar"]
-    with pytest.raises(UserError, match=r"language ar would have other rows .*spelling"):
-        main(build([*more, "--special_tokens=text"]))
-    main(build(more))

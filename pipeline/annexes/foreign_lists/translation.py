@@ -9,15 +9,16 @@ they are remain byte for byte the same.
 import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.excluding import lists, origins
+from pipeline.annexes.foreign_lists import matching
+from pipeline.annexes.foreign_lists.matching import Match
+from pipeline.excluding import lists
 from pipeline.excluding.lists import ExcludeList, Given
-from pipeline.excluding.origins import File, Match, Origin
-from tasks.cache.filtered import ExcludeRecord
+from pipeline.excluding.origins import File, Origin
+from pipeline.excluding.targets import Target
 from tasks.reading.corpus import IN_ARCHIVE, file_of
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -25,30 +26,16 @@ from tasks.terminal.command_line import UserError
 _PLACE = re.compile(r"(.+):(\d+(?:#part\d+)?)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A corpus that a command reads: its origin, its record, and the lists in force for it."""
-
-    origin: Origin
-    record: Mapping[str, Any]
-    in_force: Collection[ExcludeRecord] = ()
-
-
 def translated(
     given: Sequence[Given], targets: Mapping[str, Target], scratch: str
 ) -> dict[str, list[Given]]:
     """Returns the lists for each corpus, without those that name no document of it.
 
-    Raises a UserError for a list that names no document of any corpus, a line that may name
-    documents of several files, and paragraphs of pairs.
+    Raises a UserError for a list that names no document of any corpus, and for a line that may name
+    documents of several files.
     """
     found: dict[str, list[Given]] = {key: [] for key in targets}
     for each in given:
-        if each.record.paragraphs and any("inputs" in one.record for one in targets.values()):
-            raise UserError(
-                f"--exclude={each.named} has paragraphs, but the corpus has pairs: give a list of "
-                "documents"
-            )
         opened = ExcludeList(each.path)
         if each.lines is not None:
             of_each = _of_lines(each, targets, scratch)
@@ -65,7 +52,7 @@ def _as_it_is(each: Given, targets: Mapping[str, Target]) -> dict[str, Given]:
     """Returns a list without files; refuses one of duplicates in other files."""
     wanted = each.header.get("files", "")
     for target in targets.values():
-        known = wanted in ("", origins.digest(target.record)) or each.record in target.in_force
+        known = wanted in ("", matching.digest(target.record)) or each.record in target.in_force
         if not (known or each.again) and sum(each.header["counts"].values()):
             raise UserError(
                 f"--exclude={each.named}: a search of version 0.2.0 made this list from "
@@ -162,7 +149,7 @@ def _of_files(
     each: Given, opened: ExcludeList, targets: Mapping[str, Target], scratch: str
 ) -> dict[str, Given]:
     """Returns the list of each corpus that has files of a list with origins."""
-    places = origins.matches(opened.files, {key: one.origin for key, one in targets.items()})
+    places = matching.matches(opened.files, {key: one.origin for key, one in targets.items()})
     found = {}
     for key in targets:
         kept = _kept(opened, {number: one for number, one in places.items() if one.key == key})

@@ -1,0 +1,1 @@
+"""Exclude lists made from other patterns, copies or sets of languages of a corpus."""
