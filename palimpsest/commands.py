@@ -16,7 +16,6 @@ _CORE: dict[str, dict[str, str]] = {
     },
     "caches": {
         "build": "pipeline.build",
-        "inspect": "pipeline.inspect",
         "verify": "pipeline.verify",
         "write_pairs": "tasks.write_pairs",
     },

@@ -165,7 +165,7 @@ def test_a_wheel_has_what_is_no_python(tmp_path):
     build = "import sys; from hatchling import build; build.build_wheel(sys.argv[1])"
     completed([sys.executable, "-c", build, tmp_path], check=True)
     (wheel,) = tmp_path.glob("palimpsest_lm-*.whl")
-    data = [*ROOT.glob("tasks/pages/*.*"), *ROOT.glob("tasks/reading/files/*")]
+    data = [*ROOT.glob("tasks/annexes/pages/*.*"), *ROOT.glob("tasks/reading/files/*")]
     files = {str(path.relative_to(ROOT)): path for path in data}
     assert "tasks/reading/files/python_docs.jsonl.gz" in files
     files |= {
@@ -208,5 +208,5 @@ def test_a_child_of_a_command_with_a_users_file_starts(tmp_path):
     """Finding any first module must not import another one on the way."""
     (tmp_path / "mine.py").write_text("TASKS = ()\n")
     own = {"_PALIMPSEST_OWN_FILE": f"{tmp_path}/mine.py"}
-    found = started("-m", "pipeline.inspect", "--help", env={**os.environ, **own})
+    found = started("-m", "pipeline.verify", "--help", env={**os.environ, **own})
     assert found.returncode == 0, found.stderr

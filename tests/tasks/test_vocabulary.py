@@ -7,8 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tasks import vocabulary
-from tasks.inspection import decode
+from tasks import decode, vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level, tokenizer_json
 from tasks.vocabulary import SpecialIds

@@ -101,7 +101,7 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
             run(gcs, "pipeline.verify", f"--cache={at}/cache/{TASK}")
             report = f"--output={tmp_path}/report.html"
             run(gcs, "pipeline.annexes.report.report", f"--cache={at}/cache/{TASK}", report)
-            run(gcs, "pipeline.inspect", f"--cache={at}/cache/{TASK}", "--index=3")
+            run(gcs, "tasks.annexes.inspecting.inspect", f"--cache={at}/cache/{TASK}", "--index=3")
             run(gcs, "trainer.pretrain", *flags(f"{at}/cache", f"{at}/model"))
             run(gcs, "trainer.evaluate", f"--model_dir={at}/model", "--checkpoints=all")
             run(gcs, "trainer.annexes.reports.report", f"--model_dir={at}/model")

@@ -144,10 +144,6 @@ MISTAKES = [
     ("pipeline.build", [*BUILD, TEXT, "--cache_dir=/proc/z"], "/proc/z/mine_ul2: no folder can"),
     ("pipeline.build", [*BUILD, TEXT, "--cache_dir={new}{long}"], "choose a shorter one"),
     ("vocab.train", [TEXT, "--output=/proc/z"], "/proc/z: no folder can be made here"),
-    ("pipeline.inspect", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
-    ("pipeline.inspect", ["--cache={cache}", "--output={new}{long}"], "choose a shorter one"),
-    # Its outputs.
-    ("pipeline.inspect", ["--cache={folder}"], "holds no cache: build one"),
 ]  # fmt: skip
 EXPORTS = [
     ("trainer.export", ["--model_dir={folder}", "--output=/proc/z/y"], "/proc/z: no folder can"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.inspection import decode
+from tasks import decode
 from tasks.metrics import metric
 from tasks.metrics.metric import Metric
 from tasks.objectives import Examples, noise

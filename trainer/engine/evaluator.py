@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from tasks.inspection.word_counts import WordCounter
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.data.features import Batch, target_side
 from trainer.data.interface import EvaluationSet, Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
+from trainer.engine.word_counts import WordCounter
 
 # Metrics of the evaluation step that are reported as means under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")

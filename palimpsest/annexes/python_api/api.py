@@ -24,8 +24,8 @@ from palimpsest.annexes.python_api.frames import frame
 from palimpsest.annexes.python_api.places import Place
 from palimpsest.commands import COMMANDS, command
 from tasks import annexes, vocabulary
+from tasks.annexes.inspecting import show
 from tasks.cache import cache, language_set
-from tasks.inspection import show
 from tasks.reading.corpus import CorpusSpec
 from tasks.storage import files
 from tasks.terminal import programs
@@ -209,11 +209,11 @@ class Cache:
         Columns: task, documents (their ids), text, inputs and targets, as text with sentinels.
         Takes the flags of `palimpsest inspect`, such as `split`, `inputs`, `targets` and `index`.
         """
-        from pipeline import inspect
+        from tasks.annexes.inspecting import inspect
 
         rows = []
         for folder in self._folders:
-            main = command("pipeline.inspect")
+            main = command("tasks.annexes.inspecting.inspect")
             chosen = {} if "index" in flags else {"windows": count}
             typed = main.typed({"cache": folder, **chosen, **flags})
             task, samples, ids = main.call(typed, inspect.shown)

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 
 from pipeline.annexes.report.findings import Findings
+from tasks.annexes.pages import chart
+from tasks.annexes.pages import document as html_page
 from tasks.cache.manifest import CacheManifest
-from tasks.pages import chart
-from tasks.pages import document as html_page
 from tasks.reading.corpus import readable
 from tasks.vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, Vocabulary
 

@@ -41,7 +41,7 @@ def run(flags: Flags) -> None:
     if manifest.plan.adopted:
         raise UserError(
             f"{flags.cache} was adopted from {manifest.plan.adopted.program} and has no table of "
-            "documents: use pipeline.verify to count its rows, or pipeline.inspect to see them"
+            "documents: use pipeline.verify to count its rows, or palimpsest inspect to see them"
         )
     loaded = vocabulary.of_cache(flags.cache, manifest.plan.vocabulary)
     found = study(flags.cache, manifest, loaded, flags.sample_shards)

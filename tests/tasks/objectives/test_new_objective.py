@@ -5,9 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from pipeline import build, inspect
+from pipeline import build
 from tasks import registry
-from tasks.cache.cache import Cache
 from tasks.objectives import Lengths, Objective
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
@@ -80,12 +79,9 @@ def test_bits_per_byte_count_the_text_that_it_predicts(prepared):
     assert targets == np.maximum(lengths_W - 24, 0).sum() > 100
 
 
-def test_its_settings_are_flags_and_words(prepared, folder):
-    cache = Cache.open(str(folder / "cache" / NAME))
+def test_its_settings_are_flags_and_words(prepared):
     task = registry.get(NAME, "continuation_tasks")
-    (sample,) = inspect.samples(cache, "train", task, Lengths(32, 16), [3])
-    assert ("objective", "continuation (given 24)") in sample.facts
-    assert sample.trace.exact
+    assert task.objective.describe(np.uint64(0)) == "continuation (given 24)"
     objective = prepared("t5_1_1_tiny", "--objective=given=20").data.tasks[0].task.objective
     assert objective.given == 20
     assert objective.describe(np.uint64(0)) == "continuation (given 20)"

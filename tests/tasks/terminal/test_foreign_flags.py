@@ -67,7 +67,6 @@ def test_every_flag_that_is_named_exists():
     ("module", "name", "step"),
     [
         ("pipeline.verify", "cache", ""),
-        ("pipeline.inspect", "cache", ""),
         ("trainer.evaluate", "model_dir", "steps"),
         ("trainer.export", "model_dir", "step"),
         ("trainer.generate", "", "step"),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks import decode
 from tasks.cache.manifest import CacheManifest
-from tasks.inspection import decode
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.inspection import show
+from tasks.annexes.inspecting import show
 from trainer.annexes.comparing import explain
 from trainer.annexes.comparing.explanation import Explanation
 

@@ -57,7 +57,7 @@ def run(flags: Flags) -> None:
         print_sightings(flags.model_dir, flags.document, flags.cache_dir)
         return
 
-    from tasks.inspection import show
+    from tasks.annexes.inspecting import show
     from trainer.annexes.comparing.explanation import Explanation
 
     assert flags.step is not None

@@ -5,10 +5,10 @@ import itertools
 
 import numpy as np
 
+from tasks.annexes.inspecting import show
+from tasks.annexes.inspecting.trace import trace
 from tasks.cache.lineage import Lineage, Part
 from tasks.cache.windows import Place
-from tasks.inspection import show
-from tasks.inspection.trace import trace
 from tasks.objectives.objective import Slots
 from tasks.objectives.packing import InSlot
 from tasks.terminal.command_line import UserError

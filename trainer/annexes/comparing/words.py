@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.inspection.show import printable
+from tasks.annexes.inspecting.show import printable
 from tasks.terminal.table import table
 from trainer.annexes.comparing import settings
 from trainer.annexes.comparing.data import Batch

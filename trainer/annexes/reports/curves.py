@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tasks.annexes.pages.chart import Chart, Series
 from tasks.annexes.questions.scores import ACCURACY, BITS, SUITE
-from tasks.pages.chart import Chart, Series
 from trainer.reporting.history import TRAIN, VALIDATION, History
 
 AXES = {"steps": "updates", "tokens": "positions read", "hours": "hours of training"}

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.pages import chart
-from tasks.pages import document as html_page
+from tasks.annexes.pages import chart
+from tasks.annexes.pages import document as html_page
 from tasks.terminal.progress import clock
 from trainer.annexes.reports import curves, suites
 from trainer.config import fields

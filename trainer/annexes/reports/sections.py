@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tasks import decode
+from tasks.annexes.inspecting import show
+from tasks.annexes.inspecting.trace import trace
+from tasks.annexes.pages import document as html_page
 from tasks.cache.lineage import Lineage
-from tasks.inspection import decode, show
-from tasks.inspection.trace import trace
 from tasks.objectives import noise
-from tasks.pages import document as html_page
 from tasks.vocabulary import TokenIds
 from trainer.config.decoding import Decoding
 from trainer.data.batches import BatchMaker, pad_rows

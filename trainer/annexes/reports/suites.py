@@ -3,9 +3,9 @@
 import html
 from collections.abc import Iterator, Sequence
 
+from tasks.annexes.pages import document as html_page
 from tasks.annexes.questions import scores
 from tasks.annexes.questions.scores import Answered
-from tasks.pages import document as html_page
 from tasks.storage import files
 from trainer.reporting.history import History
 

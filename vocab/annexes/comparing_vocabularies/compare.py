@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks import vocabulary
-from tasks.pages import document as html_page
+from tasks.annexes.pages import document as html_page
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress

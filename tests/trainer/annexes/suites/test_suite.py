@@ -234,7 +234,10 @@ def test_answers_after_a_rewind_are_kept_beside_its_checkpoint(tmp_path):
         (tmp_path / "suite" / f"{name}.jsonl").write_text("{}")
     rewind._move_answers(str(tmp_path), 5, f"{tmp_path}/aside")
     assert files.list_names(f"{tmp_path}/suite") == ["5.jsonl"]
-    assert sorted(files.list_names(f"{tmp_path}/aside")) == ["suite_10.last3.jsonl", "suite_20.jsonl"]
+    assert sorted(files.list_names(f"{tmp_path}/aside")) == [
+        "suite_10.last3.jsonl",
+        "suite_20.jsonl",
+    ]
 
 
 def test_settings_of_older_runs_are_read(tmp_path):

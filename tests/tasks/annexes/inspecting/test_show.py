@@ -1,44 +1,27 @@
-"""Decoding equals SentencePiece's, traces are exact for every objective, pages are valid."""
+"""Traces are exact for every objective, pages are valid."""
 
 import io
-import random
 import re
 
 import numpy as np
 import pytest
 
 from tasks import registry, vocabulary
+from tasks.annexes.inspecting import show
+from tasks.annexes.inspecting.trace import trace
 from tasks.cache.lineage import Part
 from tasks.cache.windows import Place
-from tasks.inspection import show
-from tasks.inspection.decode import decode, texts
-from tasks.inspection.trace import trace
 from tasks.objectives import Lengths, Objective, noise
+from tasks.objectives.masked_lm import MaskedLM
 from tasks.reading import stdlib_docs
 from tasks.task import TaskSpec
 from tasks.vocabulary import EOS_ID
 from tests.support.pages import Page
-from tests.support.small_tokenizers import t5
+from tests.tasks.objectives.test_sentences import IDS, LENGTHS, windows_of
+from tests.tasks.test_decode import SCRIPTS
+from tests.tasks.test_decode import loaded as loaded
 
-SCRIPTS = (
-    "The quick brown fox — “naïve” façade, 12,345.67 €",
-    "自然言語処理は、計算機科学と言語学の一分野である。",
-    "我能吞下玻璃而不伤身体。한국어 문장입니다.",
-    "👩‍👩‍👧‍👦 family, 🇷🇴 flag, e\u0301 combining, n\u0303, क्षत्रिय",
-    "\u202bעברית\u202c مرحبا بالعالم right to left",
-    "tabs\tand  many   spaces ",
-)
 TASKS = {name: task for name, task in registry.tasks().items() if name.startswith("python_docs_")}
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["bytes", "unknown"])
-def loaded(request, tmp_path_factory):
-    """Returns a vocabulary with byte pieces, or one with an unknown piece."""
-    documents = list(stdlib_docs.documents().values())[:300]
-    lines = [line for text in documents for line in text.split("\n")[:20]]
-    prefix, more = tmp_path_factory.mktemp("vocabulary") / "sentencepiece", ["[code]"]
-    path = t5(prefix, lines, 600, byte_fallback=request.param, user_defined_symbols=more)
-    return vocabulary.load(path, extra_ids=100)
 
 
 @pytest.fixture(scope="module")
@@ -48,35 +31,6 @@ def window(loaded):
     for text in [*SCRIPTS, *list(stdlib_docs.documents().values())[:20]]:
         stream += [*loaded.processor.encode(text), EOS_ID]
     return lambda size: np.array(stream[40 : 40 + size], np.int32)
-
-
-@pytest.mark.parametrize("text", SCRIPTS)
-def test_text_is_decoded_as_sentencepiece_does(loaded, text):
-    tokens = loaded.processor.encode(text + " [code] end")
-    assert decode(tokens, loaded.ids) == loaded.processor.decode(tokens)
-    assert len(texts(tokens, loaded.ids)) == len(tokens)
-
-
-def test_a_character_is_the_text_of_its_first_byte(loaded):
-    found = texts(loaded.processor.encode("自x"), loaded.ids)
-    if loaded.processor.is_byte(4):
-        assert found == [" ", "自", "", "", "x"]
-    else:
-        assert found == [" ", " \u2047 ", "x"]
-
-
-def test_any_ids_are_decoded_as_sentencepiece_does(loaded):
-    generator = random.Random(5)
-    byte_pieces = range(3, loaded.record.pieces if loaded.processor.is_byte(4) else 5)
-    for _ in range(400):
-        # Cut anywhere, even inside a character, and add bytes that form no character.
-        tokens = loaded.processor.encode(generator.choice(SCRIPTS))
-        begin = generator.randrange(len(tokens))
-        tokens = tokens[begin : begin + generator.randrange(1, 40)]
-        tokens += generator.choices(byte_pieces, k=generator.randrange(12))
-        # SentencePiece removes leading spaces.
-        found = decode(tokens, loaded.ids).lstrip(" ")
-        assert found == loaded.processor.decode(tokens).lstrip(" ")
 
 
 def example(task, window, loaded, seed, size=None):
@@ -249,6 +203,14 @@ def sample(made, lengths, names=("one<script>alert(1)</script>", "two&co:17")):
 def squeezed(text):
     """Removes spaces, EOS, and bytes of cut characters, which are shown as pieces."""
     return re.sub(r"\s|EOS|\ufffd|<0x..>", "", show.printable(text))
+
+
+@pytest.mark.parametrize("pairs", ["order", "next"])
+def test_inspection_shows_the_places_of_tokens(pairs):
+    objective = MaskedLM(split="sentences", pairs=pairs, short_share=0.5)
+    tokens, _, keys = windows_of(objective, 8)
+    for row in range(8):
+        assert trace(objective, tokens[row], keys[row], LENGTHS, IDS).exact
 
 
 @pytest.mark.parametrize("name", TASKS)

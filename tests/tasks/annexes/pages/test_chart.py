@@ -3,8 +3,8 @@
 import json
 import math
 
-from tasks.pages import chart
-from tasks.pages.chart import Chart, Series
+from tasks.annexes.pages import chart
+from tasks.annexes.pages.chart import Chart, Series
 
 AXES = {"steps": "updates", "hours": "hours of training"}
 EVIL = "</script><script>alert(1)</script>\x00\u202e"

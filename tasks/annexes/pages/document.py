@@ -29,7 +29,7 @@ def document(
 
     `links` maps target ids to texts of links under the heading; `head` is HTML before the links,
     `body` HTML after them. `tokens` includes the script that explains the token under the pointer.
-    `charts` is `tasks.pages.chart.data` of the charts in `body`.
+    `charts` is `tasks.annexes.pages.chart.data` of the charts in `body`.
     """
     items = "".join(f"<li><a href='#{key}'>{text(name)}</a></li>" for key, name in links.items())
     contents = f"<nav aria-label=Contents><ul>{items}</ul></nav>" if items else ""
@@ -135,7 +135,7 @@ def _is_number(cell: object) -> bool:
 
 @functools.cache
 def _asset(name: str) -> str:
-    return (resources.files("tasks.pages") / name).read_text(encoding="utf-8")
+    return (resources.files("tasks.annexes.pages") / name).read_text(encoding="utf-8")
 
 
 @functools.cache

@@ -5,13 +5,11 @@ import hashlib
 import pathlib
 import re
 
-from tasks.pages import document as page
+from tasks.annexes.pages import document as page
 
-ROOT = pathlib.Path(__file__).parents[3]
+FOLDER = pathlib.Path(page.__file__).parent
 ASSETS = sorted(
-    path.name
-    for path in (ROOT / "tasks/pages").iterdir()
-    if path.suffix in (".css", ".js", ".LICENSE")
+    path.name for path in FOLDER.iterdir() if path.suffix in (".css", ".js", ".LICENSE")
 )
 
 
@@ -38,13 +36,13 @@ def test_a_page_allows_its_own_scripts_and_nothing_else():
 
 
 def test_uplot_is_the_release_that_its_origin_names():
-    origin = (ROOT / "tasks/pages/ORIGIN.md").read_text()
+    origin = (FOLDER / "ORIGIN.md").read_text()
     known = dict(reversed(line.split()) for line in re.findall(r"[0-9a-f]{64}  uPlot\S+", origin))
     assert set(known) == {name for name in ASSETS if name.startswith("uPlot")}
     for name, digest in known.items():
-        assert hashlib.sha256((ROOT / "tasks/pages" / name).read_bytes()).hexdigest() == digest
+        assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == digest
     (version,) = re.findall(r"`uplot` ([\d.]+)", origin)
-    assert f"(v{version})" in (ROOT / "tasks/pages/uPlot.iife.min.js").read_text()[:80]
+    assert f"(v{version})" in (FOLDER / "uPlot.iife.min.js").read_text()[:80]
 
 
 def test_columns_of_numbers_are_flush_right():

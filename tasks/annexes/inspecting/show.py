@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from tasks.annexes.inspecting.trace import SHUFFLED_PARTS, Side, Trace
+from tasks.annexes.pages import document as html_page
 from tasks.cache.lineage import Part
 from tasks.cache.windows import Place
-from tasks.inspection.decode import REPLACEMENT, decode, is_text, piece, spelled, texts
-from tasks.inspection.trace import SHUFFLED_PARTS, Side, Trace
+from tasks.decode import REPLACEMENT, decode, is_text, piece, spelled, texts
 from tasks.objectives import Lengths
-from tasks.pages import document as html_page
 from tasks.vocabulary import PAIR_BORDER, TokenIds
 
 _EOS = "EOS"  # label of the token
-_COLOURS = 8  # tasks/pages/page.css has as many classes .c0, .c1, …
+_COLOURS = 8  # tasks/annexes/pages/page.css has as many classes .c0, .c1, …
 # xterm colours, light enough for black text.
 _TERMINAL = (217, 157, 153, 222, 183, 123, 215, 219)
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")

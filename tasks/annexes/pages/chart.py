@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tasks.pages.document import plain, text
+from tasks.annexes.pages.document import plain, text
 
 # Points per series; a screen has fewer pixels.
 MOST_POINTS = 2000

@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import ROOT
 
 NODE = shutil.which("node")
-SCRIPT = (ROOT / "tasks/pages/charts.js").read_text()
+SCRIPT = (ROOT / "tasks/annexes/pages/charts.js").read_text()
 FUNCTIONS = SCRIPT[SCRIPT.index("  function number(") : SCRIPT.index("  const ink")]
 
 

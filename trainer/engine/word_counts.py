@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tasks.inspection.decode import texts
+from tasks.decode import texts
 from tasks.vocabulary import UNKNOWN, TokenIds
 
 

@@ -1,4 +1,4 @@
-"""pipeline.inspect shows windows with their documents and the examples made from them."""
+"""palimpsest inspect shows windows with their documents and the examples made from them."""
 
 import json
 import shutil
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pipeline import inspect
 from tasks import registry, vocabulary
+from tasks.annexes.inspecting import inspect
 from tasks.cache.cache import Cache
 from tasks.cache.manifest import CacheManifest, sealed
 from tasks.objectives import Lengths
@@ -157,7 +157,7 @@ def test_a_cache_of_an_unknown_task_shows_its_rows(cache, tmp_path, capsys):
         "         pretraining_tasks('my', 'python_docs') if each.name == 'my_prefix_lm']\n"
     )
     result = started(
-        "-m", "pipeline.inspect", f"--cache={copy}", "--task_module=my_tasks", cwd=tmp_path
+        "-m", "palimpsest", "inspect", f"--cache={copy}", "--task_module=my_tasks", cwd=tmp_path
     )
     assert result.returncode == 0, result.stderr
     assert "task: my_own" in result.stdout

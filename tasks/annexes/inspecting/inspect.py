@@ -1,6 +1,6 @@
 """Shows windows of a cache and the examples made from them.
 
-python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18]
+palimpsest inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18]
 """
 
 import dataclasses
@@ -8,11 +8,11 @@ import dataclasses
 import numpy as np
 
 from tasks import registry
+from tasks.annexes.inspecting import show
+from tasks.annexes.inspecting.trace import trace
 from tasks.cache.cache import Cache
 from tasks.cache.lineage import Lineage
 from tasks.cache.pair_windows import check_kind, open_windows, row_windows
-from tasks.inspection import show
-from tasks.inspection.trace import trace
 from tasks.objectives import Lengths, noise
 from tasks.reading.corpus import readable
 from tasks.storage import files

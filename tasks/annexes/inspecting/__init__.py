@@ -1,0 +1,1 @@
+"""Windows and examples for human readers: traced to their documents and displayed."""

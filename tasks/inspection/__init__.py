@@ -1,1 +1,0 @@
-"""Windows and examples for human readers: decoded, traced to their documents and displayed."""
