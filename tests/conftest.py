@@ -100,9 +100,9 @@ def pytest_sessionstart() -> None:
 
 # The longest files. They begin first, so that both workers end together.
 LONGEST = (
-    "model/test_every_preset", "model/test_fused_attention", "vocab/test_train",
+    "model/test_every_preset", "kernels/test_fused_attention", "vocab/test_train",
     "starting/test_init_from", "config/test_presets", "model/test_visibility",
-    "model/test_precision_and_dropout", "model/test_triton_attention", "model/test_march_models",
+    "model/test_precision_and_dropout", "kernels/test_triton_attention", "model/test_march_models",
     "model/test_shared_slots", "optim/test_mup", "tokenizer/test_word_tokenizer",
     "model/test_layers", "tokenizer/test_tokenize", "excluding/test_lists",
     "optim/test_optimizer", "deduplication/test_translation", "model/test_scanned",
@@ -110,7 +110,7 @@ LONGEST = (
     "model/test_new_parts", "reporting/test_metrics", "model/test_cdq",
     "checkpoints/test_checkpoint", "palimpsest/test_api", "engine/test_sharding",
     "engine/test_processes", "trainer/test_pretrain", "trainer/test_compare",
-    "model/test_sparse_attention", "building/test_build_exact", "reading/test_hub",
+    "sparse_patterns/test_sparse_attention", "building/test_build_exact", "reading/test_hub",
     "model/test_encoder", "engine/test_microbatches", "experiments/test_sweep",
     "trainer/test_objectives", "huggingface/test_export", "building/test_build_content",
     "decoding/test_transformers", "building/test_seqio_cache", "data/test_seqio_data",

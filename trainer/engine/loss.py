@@ -5,7 +5,6 @@ Dimensions: B batch, L length, V vocabulary.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
+from tasks import annexes
 from trainer.config import LossConfig
-from trainer.engine.logit_kernel import Statistics, rows_of_block, statistics
 from trainer.engine.metrics import Metrics
-from trainer.engine.triton_logits import triton_statistics
 from trainer.model.dense import tracing_device
 from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits, Transformer
 
@@ -31,6 +29,18 @@ class Scale(NamedTuple):
     divisor: jax.Array | float
     weight: jax.Array | float
     rows: jax.Array | float
+
+
+class Statistics(NamedTuple):
+    """Statistics of each row of logits; all are float32 [B, L].
+
+    `log_z` is log(sum(exp(logits))); `rival` is the highest logit except the target's.
+    """
+
+    log_z: jax.Array
+    target: jax.Array
+    rival: jax.Array
+    total: jax.Array
 
 
 class ModelLoss(NamedTuple):
@@ -262,8 +272,7 @@ def _summarise(
 
 def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
     """Computes statistics of float32 logits, with a kernel where one can read their rows."""
-    device = tracing_device()
-    run = _kernel_for(logits_BLV) if device.is_tpu or (device.is_gpu and device.fuses) else None
+    run = _kernel_for(logits_BLV)
     if run:
         return run(logits_BLV, targets_BL)
     target_BL, rival_BL = _target_and_rival(logits_BLV, targets_BL)
@@ -274,19 +283,14 @@ def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
 
 
 def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
-    """Returns `statistics` per device; None if rows are sharded over the vocabulary or too long."""
+    """Returns a kernel per device; None without one, or if rows are sharded over the vocabulary."""
     device, mesh = tracing_device(), jax.sharding.get_abstract_mesh()
-    _, length, vocab_size = logits_BLV.shape
+    kernel = annexes.get("logit_kernels", device.platform)
     batch_axis, vocab_axis = nn.logical_to_mesh_axes(("batch", "vocab")) or (None, None)
-    if vocab_axis and mesh.shape[vocab_axis] > 1:
+    if kernel is None or (vocab_axis and mesh.shape[vocab_axis] > 1):
         return None
-    run: Callable[..., Statistics] = triton_statistics
-    if device.is_tpu:
-        rows = rows_of_block(length, vocab_size, device.kernel_bytes)
-        if not rows:
-            return None
-        run = partial(statistics, rows=rows, memory=device.kernel_bytes)
-    if mesh.empty or mesh.size == 1:
+    run: Callable[..., Statistics] | None = kernel(device, *logits_BLV.shape[1:])
+    if run is None or mesh.empty or mesh.size == 1:
         return run
     own = PartitionSpec(batch_axis)
     # Kernels do not declare the axes over which their results vary.

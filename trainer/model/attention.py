@@ -12,7 +12,7 @@ from typing import Any
 
 from jax import Array
 
-from trainer.model.attention_cores import CORES, Attending, choose, order_of_joined
+from trainer.model.attending import Attending, choose
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Buildable, Built, Dense, Order, Shared, project_joined
 from trainer.model.masks import Rows
@@ -90,8 +90,8 @@ class DotProductAttention(Buildable):
         attending = self._attending(module, x_BLD, view, deterministic)
         core = choose(attending)
         order = None
-        if core == "pallas" and not self._changes(attending) and not view.watched:
-            order = order_of_joined(attending, self._groups)
+        if not self._changes(attending) and not view.watched:
+            order = core.order(attending, self._groups)
         operands: tuple[Array, Array | None, Array | None]
         if order is not None:
             operands = self._project_joined(shared, x_BLD, source_BSD, order)
@@ -104,7 +104,7 @@ class DotProductAttention(Buildable):
                 v_BSJ = self.value_part.build(shared, "values")(v_BSJ, deterministic)
             view.watch(key_BSJ=k_BSJ, value_BSJ=v_BSJ)
             operands = q_BLJ, k_BSJ, v_BSJ
-        mixed_BLJ = CORES[core](attending, *operands)
+        mixed_BLJ = core(attending, *operands)
         if self.mixed_part is not None:
             mixed_BLJ = self.mixed_part.build(shared, "mixed", self.head_dim)(mixed_BLJ, x_BLD)
         return project_out(shared, mixed_BLJ)

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.model.device import AUTO
-
 ENCODER_DECODER, DECODER, ENCODER = "encoder_decoder", "decoder", "encoder"
 # Other projects' formats to which a part can be exported.
 TRANSFORMERS, T5X = "transformers", "t5x"
@@ -59,7 +57,7 @@ class MixerFacts:
     """Facts about a mixer.
 
     Attributes:
-      attentions: attention implementations that can compute it.
+      cores: any attention core can compute it (`attention_cores`), not only the mixer itself.
       queries: it has queries and keys, which can be normalised and scaled.
       groups: several query heads can share a head of keys and values.
       sparse: it can leave out blocks of keys (`sparsity`).
@@ -69,7 +67,7 @@ class MixerFacts:
       decodes: it can be causal. If not, only encoders use it; the decoder uses attention.
     """
 
-    attentions: tuple[str, ...] = (AUTO, "einsum")
+    cores: bool = False
     queries: bool = False
     groups: bool = False
     sparse: bool = False
@@ -123,7 +121,7 @@ class CrossFacts:
 
 @dataclass(frozen=True)
 class WindowFacts:
-    """Flag: the kernels for TPUs compute it."""
+    """Flag: kernels can compute it."""
 
     fuses: bool = False
 

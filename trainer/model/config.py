@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tasks.terminal.fields import REQUIRED, ReadIf, field, one_of, require
+from trainer.model.attention_cores import CORES, EINSUM, Request, select
 from trainer.model.capabilities import ENCODER, FamilyFacts, MixerFacts
 from trainer.model.config_checks import SIZES, check
-from trainer.model.device import ATTENTION_NAMES, AUTO, SOFTMAX_DTYPES, Device, fills_tiles
+from trainer.model.device import AUTO, SOFTMAX_DTYPES, Device
 from trainer.model.parts import (
     ACTIVATION_NAMES,
     FAMILIES,
@@ -315,10 +316,10 @@ class ModelConfig:
         AUTO,
         "implementation of attention: products written out, the fastest on a CPU (einsum), "
         "jax.nn.dot_product_attention (dot_product), cuDNN's fused kernel for NVIDIA GPUs and "
-        "bfloat16 (cudnn), or fused kernels for TPUs and GPUs (pallas); dot_product and cudnn "
-        "cannot drop weights; auto: pallas on a TPU or NVIDIA GPU where dtype is bfloat16 and "
-        "head_dim fits, or else einsum",
-        choices=ATTENTION_NAMES,
+        "bfloat16 (cudnn), or kernels of the project; dot_product and cudnn cannot drop weights; "
+        "auto: the project's kernels where they compute the model and are expected to be faster, "
+        "as in bfloat16 on a TPU or NVIDIA GPU, or else einsum",
+        choices=(AUTO, *CORES),
         changes="rounding",
     )
     softmax_dtype: str = field(
@@ -428,41 +429,35 @@ class ModelConfig:
 
     def attention_on(self, device_kind: str) -> str:
         """Returns the attention implementation for training on JAX's `device_kind`."""
-        device, patterned = Device(device_kind), self.part("attention_pattern").name != FULL_PATTERN
-        fits = "pallas" in self.attentions and not self.drops_by_query
-        windowed = self.part("attention_window").name != "none"
-        if device.is_gpu and (windowed or self.attention_softcap is not None):
-            fits = fits and self.attention not in (AUTO, "pallas")
-        if self.attention in (AUTO, "pallas") and (not fits or (device.is_gpu and patterned)):
-            return "einsum"
-        return device.attention(self.attention, self.dtype, self.head_dim)
+        if not self.mixer_facts.cores:
+            return EINSUM
+        return select(self.attention, self.attention_request(Device(device_kind))).name
+
+    def attention_request(self, device: Device | None = None) -> Request:
+        """Returns what layers ask of an attention core, as far as it is known without rows."""
+        name, pattern = self.part("attention_pattern")
+        drops, window = self.dropout_rate > 0, self.facts("attention_window")
+        return Request(
+            dtype=self.dtype,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            device=device,
+            weights=self.attention_weights,
+            masked=window.fuses and not self.facts("cross_attention").merges,
+            windowed=self.part("attention_window").name != "none",
+            capped=self.attention_softcap is not None,
+            by_distance=self.facts("position").fuses,
+            watched=any(facts.reads_weights for facts in self.stack_parts.values()),
+            drops=drops,
+            # Elsewhere all queries drop the same weights.
+            drops_by_query=drops and self.architecture == ENCODER,
+            pattern=None if name == FULL_PATTERN else pattern,
+        )
 
     @property
     def has_switch_layers(self) -> bool:
         """True if there are enough layers for one to have experts."""
         return self.switch_every <= max(self.num_encoder_layers, self.num_decoder_layers)
-
-    @property
-    def attentions(self) -> tuple[str, ...]:
-        fitting = self.mixer_facts.attentions
-        without: set[str] = set()
-        fuse = all(self.facts(slot).fuses for slot in ("attention_window", "position"))
-        if not fuse or self.facts("cross_attention").merges:
-            without.add("pallas")
-        reads = any(facts.reads_weights for facts in self.stack_parts.values())
-        if reads or self.attention_weights != "softmax":
-            without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
-        if self.attention_softcap is not None:
-            without |= {"dot_product", "cudnn"}
-        name, pattern = self.part("attention_pattern")
-        if name != FULL_PATTERN and not fills_tiles(pattern.block):
-            without.add("pallas")
-        return tuple(name for name in fitting if name not in without)
-
-    @property
-    def drops_by_query(self) -> bool:
-        """True if each query drops its own weights, which no kernel supports."""
-        return self.architecture == ENCODER and self.dropout_rate > 0
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -8,8 +8,9 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from tasks.terminal.fields import Rejected, one_of
+from trainer.model.attention_cores import CORES, EINSUM
 from trainer.model.capabilities import DECODER, ENCODER, ENCODER_DECODER
-from trainer.model.device import AUTO, fills_lanes, fills_tiles
+from trainer.model.device import AUTO
 from trainer.model.parts import (
     ACTIVATION_NAMES,
     FULL_PATTERN,
@@ -210,14 +211,10 @@ def _check_sublayers(config: Any) -> None:
 
 
 def _check_pattern(config: Any) -> None:
-    name, pattern = config.part("attention_pattern")
-    if name == FULL_PATTERN:
+    if config.part("attention_pattern").name == FULL_PATTERN:
         return
     rule = f"'full' with mixer {config.part('mixer').name!r}"
     require_of(config, config.mixer_facts.sparse, "attention_pattern", rule)
-    rule = f"'full' with attention {config.attention!r}, which computes all blocks"
-    fits = config.attention in (AUTO, "einsum", "pallas")
-    require_of(config, fits, "attention_pattern", rule)
     reading = [name for name, facts in config.stack_parts.items() if facts.reads_weights]
     for other in (
         *["attention_weights"] * (config.attention_weights != "softmax"),
@@ -228,35 +225,19 @@ def _check_pattern(config: Any) -> None:
     ):
         rule = f"'full' with {other} {getattr(config, other)!r}"
         require_of(config, False, "attention_pattern", rule)
-    fits = config.attention != "pallas" or fills_tiles(pattern.block)
-    rule = "of blocks of 8, 16, 32, 64 or a multiple of 128 with attention 'pallas'"
-    require_of(config, fits, "attention_pattern", rule)
 
 
 def _check_attention(config: Any) -> None:
     name = config.attention
-    if name in (AUTO, "einsum"):
+    if name in (AUTO, EINSUM):
         return
-    # If all queries drop the same weights, values are dropped instead, outside the kernels.
-    if name != "pallas" or config.drops_by_query:
-        rule = f"0 with attention {name!r}, which cannot drop weights"
-        require_of(config, config.dropout_rate == 0, "dropout_rate", rule)
-    if name not in config.mixer_facts.attentions:
-        fitting = [mixer for mixer, part in MIXERS.items() if name in part.facts.attentions]
+    if not config.mixer_facts.cores:
+        fitting = [mixer for mixer, part in MIXERS.items() if part.facts.cores]
         raise Rejected("mixer", config.mixer, f"{one_of(fitting)} with attention {name!r}")
-    rule = f"'softmax' with attention {name!r}"
-    require_of(config, config.attention_weights == "softmax", "attention_weights", rule)
-    fits = name == "pallas" or config.attention_softcap is None
-    require_of(config, fits, "attention_softcap", f"unset with attention {name!r}")
-    fits = name != "pallas" or config.facts("attention_window").fuses
-    require_of(config, fits, "attention_window", f"another one with attention {name!r}")
-    rule = f"another one with attention {name!r}"
-    require_of(config, name in config.attentions, "position", rule)
-    if name == "pallas":
-        rule = "a divisor or multiple of 128 with attention 'pallas'"
-        require_of(config, fills_lanes(config.head_dim), "head_dim", rule)
-    if name == "cudnn":
-        require_of(config, config.dtype == "bfloat16", "dtype", "'bfloat16' with attention 'cudnn'")
+    if reason := CORES[name].supports(config.attention_request()):
+        rule = f"{reason.rule} with attention {name!r}"
+        rule += f", {reason.because}" if reason.because else ""
+        raise Rejected(reason.field, getattr(config, reason.field), rule)
 
 
 def _check_scan(config: Any) -> None:

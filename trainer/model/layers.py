@@ -23,9 +23,9 @@ from jax import Array
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from trainer.model import scanned
+from trainer.model.attention_cores import SAVED
 from trainer.model.dense import tracing_device
-from trainer.model.fused_attention import SAVED
-from trainer.model.fused_tiles import SUBLANES
+from trainer.model.device import SUBLANES
 from trainer.model.switch import ROUTING
 
 Tree = dict[str, Any]

@@ -28,7 +28,6 @@ from trainer.model.capabilities import (
     StackPartFacts,
     WindowFacts,
 )
-from trainer.model.device import ATTENTION_NAMES
 from trainer.model.slots import Part, Slot, constant, of_options, reject_changed, require_of
 from trainer.model.windows import Sliding
 
@@ -164,7 +163,7 @@ def _check_rotary(config: Any, options: Rotary) -> None:
 
 
 ATTENTION = MixerFacts(
-    attentions=ATTENTION_NAMES,
+    cores=True,
     queries=True,
     groups=True,
     sparse=True,

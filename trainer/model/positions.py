@@ -293,38 +293,16 @@ class RotaryPosition(Position):
         return Positions(angle_BLC=angle_BLC, amplitude=self.amplitude)
 
 
-def _waves(angle_BLC: Array, amplitude: float | None) -> tuple[Array, Array]:
+def waves(angle_BLC: Array, amplitude: float | None) -> tuple[Array, Array]:
     """Returns cosines and sines times the amplitude."""
     cos_BLC, sin_BLC = jnp.cos(angle_BLC), jnp.sin(angle_BLC)
     return (cos_BLC, sin_BLC) if amplitude is None else (amplitude * cos_BLC, amplitude * sin_BLC)
 
 
-def rotate_joined(
-    x_BLJ: Array, angle_BLC: Array, head_dim: int, amplitude: float | None = None
-) -> Array:
-    """Rotates joined heads like `rotate`; on a TPU, splitting them costs copies around kernels."""
-    pairs, heads = angle_BLC.shape[-1], x_BLJ.shape[-1] // head_dim
-    channel_J = np.arange(x_BLJ.shape[-1]) % head_dim
-    rest = head_dim - 2 * pairs
-
-    def joined(first_BLC: Array, second_BLC: Array, other: float) -> Array:
-        other_BLC = jnp.full((*angle_BLC.shape[:2], rest), other, angle_BLC.dtype)
-        head_BLK = jnp.concatenate([first_BLC, second_BLC, other_BLC], axis=-1)
-        return jnp.tile(head_BLK, (1, 1, heads))
-
-    cos_BLC, sin_BLC = _waves(angle_BLC, amplitude)
-    partner_BLJ = jnp.where(
-        channel_J < pairs, jnp.roll(x_BLJ, -pairs, axis=-1), jnp.roll(x_BLJ, pairs, axis=-1)
-    )
-    rotated_BLJ = x_BLJ.astype(jnp.float32) * joined(cos_BLC, cos_BLC, 1.0)
-    rotated_BLJ += partner_BLJ.astype(jnp.float32) * joined(-sin_BLC, sin_BLC, 0.0)
-    return rotated_BLJ.astype(x_BLJ.dtype)
-
-
 def rotate(x_BLHK: Array, angle_BLC: Array, amplitude: float | None = None) -> Array:
     """Rotates channels i and i + C by angle i, times `amplitude`; others are unchanged."""
     pairs = angle_BLC.shape[-1]
-    cos_BL1C, sin_BL1C = (wave_BLC[:, :, None] for wave_BLC in _waves(angle_BLC, amplitude))
+    cos_BL1C, sin_BL1C = (wave_BLC[:, :, None] for wave_BLC in waves(angle_BLC, amplitude))
     first = x_BLHK[..., :pairs].astype(jnp.float32)
     second = x_BLHK[..., pairs : 2 * pairs].astype(jnp.float32)
     rotated = (first * cos_BL1C - second * sin_BL1C, second * cos_BL1C + first * sin_BL1C)

@@ -11,6 +11,7 @@ from trainer.data.interface import Run
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
+from trainer.model.attention_cores import EINSUM
 from trainer.model.config import ModelConfig
 from trainer.model.device import AUTO, Device
 from trainer.optim.schedule import described
@@ -97,7 +98,7 @@ def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
         return []
     attention = model.attention_on(device_kind)
     softmax = Device(device_kind).softmax_dtype(model.softmax_dtype, model.dtype)
-    fused = attention == "pallas"
+    fused = attention != EINSUM
     how = "fused kernels, softmax in float32" if fused else f"logits and softmax in {softmax}"
     return [("attention", f"{attention}, chosen by auto: {how}")]
 

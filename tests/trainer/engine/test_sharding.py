@@ -4,9 +4,7 @@ As a program, `test_sharding.py FOLDER` or `test_sharding.py models`, it prints 
 on all devices as JSON.
 """
 
-import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -27,12 +25,9 @@ from trainer.config import MeshConfig
 from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.sharding import HostPart, host_part, make_mesh, parameter_shardings, put_batch
-from trainer.model import attention_cores
-from trainer.model.device import Device
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, logical_axes
-from trainer.model.triton_attention import triton_attention
 
 B, L, V = 16, 8, 128
 # Positions that no other dimension equals.
@@ -58,9 +53,7 @@ NORMS = ("2d", "scanned")
 # Experts are divided over the axis of the rows, their hidden units over "tensor".
 EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
-# Kernels run on each device's rows and heads.
 CUBE = ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
-FUSED = ["--model.head_dim=64", *CUBE]
 MOVES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\(")
 # Presets of Primer, and encoders with conditional queries and memory tokens: preset -> flags.
 OTHERS = {
@@ -134,16 +127,6 @@ def text_of(program, batch):
     return program.train_step.lower(program.abstract_state(), batch).compile().as_text()
 
 
-@contextlib.contextmanager
-def pretended_gpu():
-    """Attention takes the device for a GPU, whose kernels are interpreted."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_cores, "tracing_device", lambda: Device("NVIDIA H100 80GB HBM3"))
-        interpreted = functools.partial(triton_attention, interpret=True)
-        patch.setattr(attention_cores, "triton_attention", interpreted)
-        yield
-
-
 def main(argument):
     import orbax.checkpoint as ocp
 
@@ -161,11 +144,6 @@ def main(argument):
             )
             results["restored"] = {"final": bits(other.params), "params": specs(other.params)}
     results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
-    results["fused"] = run(program_of(*FUSED, "--model.attention=pallas"))
-    with pretended_gpu():
-        results["gpu"] = run(
-            program_of(*FUSED, "--model.attention=pallas", "--model.dropout_rate=0")
-        )
     # Tokens are larger than experts here, so that the compiler would prefer to move the experts.
     for name, flags, length in (
         ("experts_program", (*EXPERTS, "--model.num_experts=8"), 512),
@@ -205,36 +183,6 @@ def test_norms_on_eight_devices_are_those_of_one(name, single, meshes, alone):
     found = meshes[name]["norms"]
     assert ("weight_rms/decoder/layers_1/mlp/wo/kernel" in found) == (name == "scanned")
     assert found == pytest.approx(alone[single]["norms"], rel=1e-3, abs=1e-9)
-
-
-@pytest.mark.processes
-def test_fused_attention_on_a_mesh_equals_einsums_on_one_device(meshes):
-    alone = run(program_of("--model.head_dim=64"))
-    np.testing.assert_allclose(meshes["fused"]["losses"], alone["losses"], atol=1e-5)
-
-
-@pytest.mark.processes
-def test_attention_of_gpus_on_a_mesh_equals_einsums_on_one_device(meshes):
-    alone = run(program_of("--model.head_dim=64", "--model.dropout_rate=0"))
-    np.testing.assert_allclose(meshes["gpu"]["losses"], alone["losses"], atol=1e-5)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("preset", "flags"),
-    [
-        ("t5_1_1_tiny", ()),
-        ("llama_tiny", ("--model.num_kv_heads=2",)),
-    ],
-)
-def test_attention_of_gpus_equals_einsums(preset, flags):
-    # With dropout of weights, queries, keys and values are taken apart.
-    flags = ("--model.head_dim=16", "--model.dropout_rate=0", *flags)
-    alone = run(program_of(*flags, preset=preset))
-    with pretended_gpu():
-        fused = run(program_of(*flags, "--model.attention=pallas", preset=preset))
-    np.testing.assert_allclose(fused["losses"], alone["losses"], atol=1e-5)
-    assert fused["final"] != alone["final"]
 
 
 @pytest.mark.processes

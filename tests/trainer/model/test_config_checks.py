@@ -11,7 +11,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.mixers import WEIGHTS
 
-PALLAS, ODD_HEADS = {"attention": "pallas"}, {"num_heads": 4, "head_dim": 8, "tied_logits": False}
+ODD_HEADS = {"num_heads": 4, "head_dim": 8, "tied_logits": False}
 # Family, changes, the beginning of the line and what else it has.
 REFUSED = [
     ("t5_1_1", {"family": "t5_1_2"}, "family is .*must be"),
@@ -64,10 +64,6 @@ REFUSED = [
     ("t5_1_1", {"attention": "flash"}, "attention is .*must be"),
     ("t5_1_1", {"attention": "dot_product", "dropout_rate": 0.1}, "dropout_rate .*with attention"),
     ("t5_1_1", {"attention": "cudnn"}, "dtype .*with attention"),
-    ("t5_1_1", PALLAS | {"head_dim": 80}, "head_dim .*with attention"),
-    # Kernels cannot drop other weights for each query.
-    ("bert", PALLAS | {"dropout_rate": 0.1}, "dropout_rate .*with attention 'pallas'"),
-    ("lm", PALLAS | {"position": "alibi"}, "position is 'alibi'; .*'pallas'"),
     ("lm", {"attention": "dot_product", "attention_weights": "elu"}, "attention_weights is 'elu'"),
     ("lm", {"attention_weights": "softmin"}, "attention_weights is .*must be"),
     # Heads, scales and initial values.
@@ -109,10 +105,6 @@ REFUSED = [
 def test_what_does_not_fit_is_refused(family, changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         tiny_config(**{"family": family} | changes)
-
-
-def test_kernels_drop_the_weights_of_t5():
-    tiny_config("t5_1_1", attention="pallas", dropout_rate=0.1)
 
 
 def test_names_that_need_no_jax_are_those_of_the_functions():

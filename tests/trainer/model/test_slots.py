@@ -22,8 +22,6 @@ from trainer.model.positions import (
     LearnedPosition,
     RotaryPosition,
     T5RelativePosition,
-    rotate,
-    rotate_joined,
 )
 from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
@@ -91,46 +89,17 @@ def test_families_fill_the_slots(make_config):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "head_dim", "attention", "softmax"),
+    ("kind", "dtype", "softmax"),
     [
-        ("TPU v5 lite", "bfloat16", 64, "pallas", "bfloat16"),
-        ("TPU v5 lite", "bfloat16", 80, "einsum", "bfloat16"),
-        ("TPU v6 lite", "float32", 64, "einsum", "float32"),
-        ("TPU v3", "bfloat16", 64, "einsum", "bfloat16"),
-        ("cpu", "bfloat16", 64, "einsum", "float32"),
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 64, "pallas", "float32"),
-        ("NVIDIA A100-SXM4-80GB", "bfloat16", 128, "pallas", "float32"),
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 256, "einsum", "float32"),
-        ("NVIDIA H100 80GB HBM3", "float32", 64, "einsum", "float32"),
-        ("NVIDIA GeForce RTX 2080 Ti", "bfloat16", 64, "einsum", "float32"),
-        ("Tesla V100-SXM2-32GB", "bfloat16", 64, "einsum", "float32"),
-        ("AMD Instinct MI250X", "bfloat16", 64, "einsum", "float32"),
+        ("TPU v5 lite", "bfloat16", "bfloat16"),
+        ("TPU v6 lite", "float32", "float32"),
+        ("cpu", "bfloat16", "float32"),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", "float32"),
     ],
 )
-def test_auto_is_the_fused_kernel_where_it_applies(kind, dtype, head_dim, attention, softmax):
-    assert Device(kind).attention("auto", dtype, head_dim) == attention
-    assert Device(kind).attention("cudnn", dtype, head_dim) == "cudnn"
+def test_softmax_has_the_type_of_activations_on_a_tpu(kind, dtype, softmax):
     assert Device(kind).softmax_dtype("auto", dtype) == softmax
     assert Device(kind).softmax_dtype("float32", dtype) == "float32"
-
-
-@pytest.mark.parametrize("channels", [8, 4])
-def test_joined_heads_rotate_like_separate_ones(channels):
-    random = np.random.default_rng(0)
-    x_BLHK = jnp.asarray(random.normal(size=(2, 5, 3, 8)), jnp.float32)
-    angle_BLC = jnp.asarray(random.normal(size=(2, 5, channels // 2)), jnp.float32)
-    joined_BLJ = rotate_joined(x_BLHK.reshape(2, 5, -1), angle_BLC, 8)
-    np.testing.assert_allclose(joined_BLJ.reshape(x_BLHK.shape), rotate(x_BLHK, angle_BLC), 1e-6)
-
-
-def test_auto_leaves_out_what_kernels_cannot_compute(make_config):
-    def chosen(family, **changes):
-        config = make_config(family, dtype="bfloat16", head_dim=64, **changes)
-        return config.attention_on("TPU v5 lite")
-
-    assert chosen("t5_1_1", dropout_rate=0.1) == "pallas"
-    assert chosen("t5_1_1", attention="einsum") == "einsum"
-    assert (chosen("bert"), chosen("bert", dropout_rate=0.1)) == ("pallas", "einsum")
 
 
 @pytest.mark.parametrize("name", parts.FAMILIES)

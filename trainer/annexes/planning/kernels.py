@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trainer.annexes.planning.hlo import Instruction, arrays, first_group
 from trainer.annexes.planning.schedules import Schedule
-from trainer.model.fused_tiles import VISITED
+from trainer.model.attention_cores import VISITED
 
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
 

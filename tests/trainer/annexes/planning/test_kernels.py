@@ -4,11 +4,9 @@ import dataclasses
 import os
 import pathlib
 import re
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
@@ -16,18 +14,6 @@ from trainer.annexes.planning import hlo
 from trainer.annexes.planning.compiled import local_target, module_of
 from trainer.annexes.planning.kernels import Kernel, kernel_of, kernels
 from trainer.annexes.planning.schedules import Bundles, Schedule, Scheduled, Schedules
-from trainer.model.fused_attention import fused_attention
-from trainer.model.fused_sparsity import tables_of
-from trainer.model.masks import Mask, Rows
-
-
-class Neighbours(NamedTuple):
-    """A pattern of blocks that see those beside them."""
-
-    block: int
-
-    def layout(self, num_heads, blocks, causal):
-        return np.abs(np.subtract.outer(np.arange(blocks), np.arange(blocks)))[None] <= 1
 
 
 def bundles(*parts):
@@ -116,22 +102,6 @@ def test_loops_over_tiles_are_work_of_every_step():
     )
     schedule = Bundles.parse(text).kernel_schedule()
     assert (schedule.once, schedule.inner) == (0, 52)
-
-
-def test_a_kernel_over_a_layout_tells_how_many_tiles_it_visits():
-    pattern, length = Neighbours(128), 512
-    layout = tables_of(pattern, 2, 64, length, Mask(True), tile=128)
-    ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
-    x = jax.ShapeDtypeStruct((2, length, 128), jnp.bfloat16)
-
-    def attend(q, k, v, ids):
-        rows = Rows(ids)
-        return fused_attention(q, k, v, rows, rows, 64, Mask(True), layout=layout)
-
-    (found,) = kernels(jax.make_jaxpr(attend)(x, x, x, ids).jaxpr)
-    # Of 10 tiles that a causal mask leaves.
-    assert found.visited == 7 / 10
-    assert found.cycles(Schedule(100.0, 5.0, inner=80.0)) == 2 * (100 - 0.3 * 80) + 5
 
 
 def test_kernels_of_scans_count_as_often_as_they_run():

@@ -15,6 +15,7 @@ import time
 import pytest
 
 from tests.support.processes import started
+from trainer.model.attention_cores import CORES
 
 ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = [
@@ -89,7 +90,7 @@ def test_every_family_compiles_for_a_slice_of_several_hosts(preset, flags):
     kernels = values["train"]["kernels"]
     assert all(each["cycles"] for each in kernels)
     # BERT drops weights of its attention, which kernels do not.
-    if not preset.startswith("bert"):
+    if "pallas" in CORES and not preset.startswith("bert"):
         assert {each["name"] for each in kernels} == {"attention_forward", "attention_backward"}
 
 

@@ -8,7 +8,11 @@ from trainer.model.config import ModelConfig
 
 REFUSED = [
     ("evolved_transformer", {"position": "rotary"}, "position is .*must be"),
-    ("t5_1_1", {"attention": "pallas"} | {"mixer": "random_synthesizer"}, "mixer .*with attention"),
+    (
+        "t5_1_1",
+        {"attention": "dot_product"} | {"mixer": "random_synthesizer"},
+        "mixer .*with attention",
+    ),
     ("lm", {"num_kv_heads": 2, "mixer": "mdha_shared_qk"}, "num_kv_heads is 2; .*mdha_shared_qk"),
     ("evolved_transformer", {"num_kv_heads": 1}, "num_kv_heads is 1; .*None in fam"),
     ("lm", {"query_key_norm": True, "mixer": "dense_synthesizer"}, "query_key_norm is True"),

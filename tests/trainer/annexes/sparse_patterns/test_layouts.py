@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.terminal.command_line import UserError
+from trainer.annexes.sparse_patterns.groups import groups_of
 from trainer.annexes.sparse_patterns.sparse_layouts import BigBird, Dilated, Fixed, Local, Variable
 from trainer.config.presets import model_preset
 from trainer.engine.cost import flops_per_step
 from trainer.huggingface.names import places
-from trainer.model.fused_sparsity import tables_of
-from trainer.model.masks import Mask
-from trainer.model.sparsity import groups_of, visited, visited_pairs
+from trainer.model.sparsity import visited, visited_pairs
 
 # Pattern, and whether block i of queries sees block j of keys, of N blocks in head h.
 DEFINITIONS = {
@@ -115,40 +114,6 @@ def test_rows_with_global_blocks_pad_no_others():
     assert computed < 1.05 * layout.sum()
 
 
-@pytest.mark.parametrize(
-    ("pattern", "tile"),
-    [(BigBird(16, per_head=True), 32), (Local(64), 32), (Fixed(32, head_patterns=2), 32)],
-)
-@pytest.mark.parametrize("predicate", [Mask(), Mask(True), Mask(True, True)])
-def test_tables_visit_and_mask_what_the_layout_leaves(pattern, tile, predicate):
-    heads, length = 3, 200
-    visits, tables = tables_of(pattern, heads, 64, length, predicate, tile=tile)
-    blocks = -(-length // tile)
-    seen = np.zeros((heads, blocks * tile, blocks * tile), bool)
-    keys = tables.keys.reshape(-1, blocks, visits.most_keys)
-    counts = tables.key_counts.reshape(-1, blocks)
-    queries = tables.queries.reshape(-1, blocks, visits.most_queries)
-    query_counts = tables.query_counts.reshape(-1, blocks)
-    for head in range(heads):
-        group = head // 2 if visits.by_group else 0
-        for i in range(blocks):
-            for j in keys[group, i, : counts[group, i]]:
-                assert i in queries[group, j, : query_counts[group, j]]
-                tile_qk = np.ones((tile, tile), bool)
-                if tables.bits is not None:
-                    own = head % 2 if visits.by_group else 0
-                    bits_q = tables.bits[group, own * blocks + j, i * tile : (i + 1) * tile]
-                    tile_qk = (bits_q[:, None] >> (np.arange(tile) // visits.part) & 1) > 0
-                seen[head, i * tile : (i + 1) * tile, j * tile : (j + 1) * tile] = tile_qk
-    layout = visited(pattern, heads, length, predicate.causal, predicate.prefix)
-    expected = np.kron(layout, np.ones((pattern.block, pattern.block), bool))[:, :length, :length]
-    seen = seen[:, :length, :length]
-    if predicate == Mask(True):
-        # The kernels' causal mask hides what is after a query in any case.
-        seen, expected = np.tril(seen), np.tril(expected)
-    np.testing.assert_array_equal(seen, np.broadcast_to(expected, seen.shape))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_pairs_are_those_in_visited_blocks(causal):
     pattern = BigBird(4, 1, per_head=True)
@@ -185,18 +150,6 @@ def test_options_that_make_no_sense_are_refused(make_config, text, words):
     with pytest.raises(ValueError, match=r"^attention_pattern is") as error:
         make_config("bert", attention_pattern=text)
     assert words in str(error.value)
-
-
-def test_auto_is_the_kernel_where_tiles_fit_the_blocks(make_config):
-    def chosen(block, kind="TPU v5 lite"):
-        config = make_config(
-            "t5_1_1", dtype="bfloat16", head_dim=64, attention_pattern=f"local:block={block}"
-        )
-        return config.attention_on(kind)
-
-    assert [chosen(block) for block in (16, 384, 48)] == ["pallas", "pallas", "einsum"]
-    # The kernels for GPUs have no patterns.
-    assert chosen(16, "NVIDIA H100 80GB HBM3") == "einsum"
 
 
 def test_patterns_are_texts_that_other_projects_do_not_have(make_config):

@@ -19,14 +19,13 @@ from tests.support.parameters import slow_unless
 from tests.support.trees import assert_close
 from tests.trainer.model.conftest import TinyModel, tiny_config
 from trainer.annexes.sparse_patterns import sparse_layouts
+from trainer.annexes.sparse_patterns.sparse_attention import Dropping, block_sparse_attention
 from trainer.config import MeshConfig
 from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on
 from trainer.engine.sharding import rows as rows_on
-from trainer.model.fused_attention import fused_attention
-from trainer.model.fused_sparsity import tables_of
+from trainer.model.attention_cores import CORES
 from trainer.model.masks import Mask, Rows
-from trainer.model.positions import RelativeBias, T5RelativePosition, alibi_slopes
-from trainer.model.sparse_attention import Dropping, block_sparse_attention
+from trainer.model.positions import T5RelativePosition, alibi_slopes
 from trainer.model.sparsity import Pattern
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, logical_axes
@@ -194,60 +193,6 @@ def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
     assert_close(*results, rtol=tolerance, atol=1e-3 * tolerance, scale=tolerance)
 
 
-KERNELS = {
-    "bidirectional": (sparse_layouts.BigBird(8, 1, per_head=True), 64, 4, "relative", 16),
-    "unidirectional": (sparse_layouts.Local(32, global_blocks="1"), 128, 2, "relative", 16),
-    "prefix": (sparse_layouts.Fixed(16, 4, head_patterns=2), 64, 3, "none", 16),
-}
-
-
-@pytest.mark.parametrize("mask", slow_unless({"unidirectional", "prefix"}, KERNELS))
-def test_kernels_visit_the_tiles_of_a_layout(mask):
-    pattern, head_dim, heads, bias, tile = KERNELS[mask]
-    length, random = 104, np.random.default_rng(0)
-    index = np.arange(length)
-    rows = Rows(
-        jnp.asarray(np.stack([1 + (index >= 70), np.where(index < 90, 1 + (index >= 20), 0)])),
-        jnp.asarray(random.integers(0, 2, (2, length))) if mask == "prefix" else None,
-    )
-    known = MASKS[mask]
-    table_HR = jnp.asarray(random.normal(size=(heads, 32)), jnp.float32)
-    relative = T5RelativePosition(mask == "bidirectional", max_distance=20)
-    distances = relative.bucket(np.arange(1 - length, length))
-    layout = tables_of(pattern, heads, head_dim, length, known, tile=tile)
-    assert layout[0].tiles < 0.8 * (-(-length // tile)) ** 2
-
-    def by_kernels(q, k, v, table):
-        return fused_attention(
-            *(q, k, v, rows, rows, head_dim, known),
-            relative=RelativeBias(table, relative) if bias == "relative" else None,
-            scale=0.3,
-            interpret=True,
-            layout=layout,
-        )
-
-    def by_blocks(q, k, v, table):
-        heads_of = [x.reshape(2, length, heads, head_dim) for x in (q, k, v)]
-        bias_HC = table[:, distances] if bias == "relative" else None
-        mixed = block_sparse_attention(*heads_of, rows, known, pattern, bias_HC, 0.3)
-        return mixed.reshape(q.shape)
-
-    operands = [
-        jnp.asarray(random.normal(size=(2, length, heads * head_dim)), jnp.float32)
-        for _ in range(4)
-    ]
-
-    def run(function, *operands):
-        out, pull = jax.vjp(function, *operands[:3], table_HR)
-        return out, pull(operands[3])
-
-    with jax.default_matmul_precision("highest"):
-        actual, expected = (
-            jax.jit(partial(run, each))(*operands) for each in (by_kernels, by_blocks)
-        )
-    assert_close(actual, expected, rtol=1e-5, scale=1e-5)
-
-
 def test_each_query_drops_weights_of_its_own():
     length, pattern = 32, sparse_layouts.Local(8)
     rows = Rows(jnp.ones((1, length), int))
@@ -288,7 +233,7 @@ def on_eight_devices() -> list[float]:
     batch["decoder_segment_ids"] = segment
     sizes = {"emb_dim": 16, "num_heads": 4, "head_dim": 64}
     sizes["attention_pattern"] = "bigbird:block=32,window=1,per_head=true"
-    for attention in ("einsum", "pallas"):
+    for attention in sorted({"einsum", "pallas"} & {*CORES}):
         spec = model_spec(tiny_config("lm", attention=attention, **sizes))
         model, params = build_model(spec), init_params(spec, jax.random.PRNGKey(0))
 

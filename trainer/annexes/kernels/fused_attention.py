@@ -30,33 +30,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.device import LANES, fills_lanes
-from trainer.model.fused_kernels import Operands, backward_kernel, forward_kernel
-from trainer.model.fused_sparsity import Tables
-from trainer.model.fused_tiles import Plan, Visits, blocks_of
+from trainer.annexes.kernels.fused_kernels import Operands, backward_kernel, forward_kernel
+from trainer.annexes.kernels.fused_sparsity import Tables
+from trainer.annexes.kernels.fused_tiles import Plan, Visits, blocks_of
+from trainer.annexes.kernels.hardware import buffers_of, fills_lanes
+from trainer.model.attention_cores import SAVED
+from trainer.model.device import LANES
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias
 
 # Ids of queries and keys outside any example; they differ, so these never see each other.
 NO_QUERY, NO_KEY = -1, -2
-
-# Name under which `jax.checkpoint` may keep what the backward pass reads.
-SAVED = "fused_attention"
-
-
-def buffers_of(longest: int, vmem_bytes: int, itemsize: int = 2) -> int:
-    """Returns how often a core's memory can hold rows of this length, which kernels read whole.
-
-    The backward pass holds eight arrays per row, each twice for the pipeline; half of the memory
-    is left for tiles and sums. With 14 MiB, as on v4, rows of 2,048 are 5% too long. Longer rows
-    are held once, beside sums in float32 and transposed queries: then the next row is read only
-    when one is finished, which takes little of a long row's time; a v4 has too little memory for
-    the tiles of such rows. 0 means that they do not fit.
-    """
-    row = longest * LANES * itemsize
-    if 2 * 8 * row <= vmem_bytes / 2:
-        return 2
-    return 1 if (8 + 4) * row <= 0.8 * vmem_bytes and vmem_bytes >= 32 << 20 else 0
 
 
 def fused_attention(

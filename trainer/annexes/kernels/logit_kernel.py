@@ -6,8 +6,9 @@ whole rows in the core's own memory, so it reads logits once.
 Dimensions: B batch, L length, V vocabulary; l rows in a block.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +16,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.device import LANES
+from trainer.annexes.kernels.hardware import kernel_bytes
+from trainer.engine.loss import Statistics
+from trainer.model.device import LANES, SUBLANES, Device
 
-# Rows in a float32 register.
-_SUBLANES = 8
 # Maximum number of rows in a block: enough to pipeline the additions of one column of registers.
 _MOST_ROWS = 64
 # Columns of registers per loop iteration.
 _UNROLLED = 8
 
 
-class Statistics(NamedTuple):
-    """Statistics of each row of logits; all are float32 [B, L].
-
-    `log_z` is log(sum(exp(logits))); `rival` is the highest logit except the target's.
-    """
-
-    log_z: jax.Array
-    target: jax.Array
-    rival: jax.Array
-    total: jax.Array
+def kernel(device: Device, length: int, vocab_size: int) -> Callable[..., Statistics] | None:
+    """Returns `statistics` for logits of a shape; None if rows are too long."""
+    memory = kernel_bytes(device)
+    rows = rows_of_block(length, vocab_size, memory)
+    return partial(statistics, rows=rows, memory=memory) if rows else None
 
 
 def rows_of_block(length: int, vocab_size: int, memory: int) -> int:
@@ -43,12 +39,12 @@ def rows_of_block(length: int, vocab_size: int, memory: int) -> int:
     Memory holds two blocks, because the next one is prefetched.
     """
     row = 4 * LANES * pl.cdiv(vocab_size, LANES)
-    fitting = min(_MOST_ROWS, memory // (3 * row) // _SUBLANES * _SUBLANES)
+    fitting = min(_MOST_ROWS, memory // (3 * row) // SUBLANES * SUBLANES)
     if not fitting:
         return 0
-    groups = pl.cdiv(length, _SUBLANES)
-    blocks = pl.cdiv(groups, fitting // _SUBLANES)
-    return pl.cdiv(groups, blocks) * _SUBLANES
+    groups = pl.cdiv(length, SUBLANES)
+    blocks = pl.cdiv(groups, fitting // SUBLANES)
+    return pl.cdiv(groups, blocks) * SUBLANES
 
 
 def statistics(

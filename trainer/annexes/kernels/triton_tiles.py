@@ -18,8 +18,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from trainer.model.fused_attention import NO_KEY, NO_QUERY
-from trainer.model.fused_tiles import MASKED
+from trainer.annexes.kernels.fused_attention import NO_KEY, NO_QUERY
+from trainer.annexes.kernels.fused_tiles import MASKED
 from trainer.model.masks import Mask
 from trainer.model.positions import T5RelativePosition, spread_diagonals
 

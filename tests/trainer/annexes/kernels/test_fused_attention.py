@@ -17,10 +17,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.processes import ROOT, started
-from trainer.model import fused_attention as fused
-from trainer.model import fused_tiles
+from trainer.annexes.kernels import fused_attention as fused
+from trainer.annexes.kernels import fused_tiles
+from trainer.annexes.kernels.fused_sparsity import tables_of
+from trainer.annexes.kernels.hardware import buffers_of, kernel_bytes
 from trainer.model.dense import Order, side_by_side
-from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias, T5RelativePosition
 
@@ -175,7 +176,7 @@ def test_a_row_of_16384_tokens_equals_its_documents(mask):
         run = partial(fused.fused_attention, head_dim=64, predicate=mask, relative=relative)
         return np.asarray(run(*arrays, rows, rows, vmem_bytes=64 << 20, interpret=True))
 
-    assert fused.buffers_of(length, 64 << 20) == 1
+    assert buffers_of(length, 64 << 20) == 1
     packed = attended(slice(None), np.where(segments > 3, 0, segments))
     for begin, end in itertools.pairwise(ends):
         alone = attended(slice(begin, end), np.ones(end - begin, np.int32))
@@ -262,9 +263,9 @@ def compile_for(topology):
 
     device = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0]
     sharding = SingleDeviceSharding(device)
-    memory_of_core = Device(device.device_kind).kernel_bytes
+    memory_of_core = kernel_bytes(Device(device.device_kind))
     for name, case in COMPILED.items():
-        if not fused.buffers_of(case.length, memory_of_core):
+        if not buffers_of(case.length, memory_of_core):
             print(name, flush=True)  # computed without kernels there
             continue
         operands, rows, gradient = jax.eval_shape(partial(example, case, 0))

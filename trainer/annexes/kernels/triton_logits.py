@@ -5,6 +5,7 @@ The counterpart of `logit_kernel`: a program reads one row of logits once, where
 Dimensions: B batch, L length, V vocabulary, N = B * L; C columns of a step.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,12 +15,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from trainer.engine.logit_kernel import Statistics
+from trainer.annexes.kernels.hardware import is_faster
+from trainer.engine.loss import Statistics
+from trainer.model.device import Device
 
 # Columns per step: four warps read 16 bytes a thread, four times.
 _COLUMNS = 2048
 # Below all logits, and finite: the difference of two of them is 0.
 _LEAST = -1e30
+
+
+def kernel(device: Device, length: int, vocab_size: int) -> Callable[..., Statistics] | None:
+    """Returns `triton_statistics`; None where it is not expected to be faster."""
+    return triton_statistics if is_faster(device) else None
 
 
 def triton_statistics(

@@ -16,12 +16,11 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from trainer.model.device import group_width
+from trainer.annexes.kernels.hardware import group_width
+from trainer.model.attention_cores import VISITED
 from trainer.model.masks import Mask
 from trainer.model.positions import T5RelativePosition
 
-# Height of a TPU's registers.
-SUBLANES = 8
 # A masked logit.
 MASKED = -1e30
 # Relative cost of a tile element by block length: smaller blocks leave the matrix unit waiting.
@@ -30,9 +29,6 @@ COST_OF_BLOCK = {512: 1.0, 256: 1.1, 128: 1.4}
 # Most tile elements per head that a kernel unrolls instead of looping over. Unrolling twice as
 # many gains 4% and doubles compile time.
 _UNROLLED_FORWARD, _UNROLLED_BACKWARD = 4 * 512 * 512, 2 * 512 * 512
-# Key in a kernel's metadata for the tiles that a layout visits, relative to a causal mask: no
-# schedule shows how often the inner loops run.
-VISITED = "visited_tiles"
 # Bytes of a grid step's blocks, which the pipeline holds twice. A step has 0.35 us of overhead.
 _BLOCK_BYTES = 3 << 20
 

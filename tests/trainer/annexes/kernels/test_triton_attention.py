@@ -5,7 +5,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.model.test_fused_attention import (
+from tests.trainer.annexes.kernels.test_fused_attention import (
     DECODER,
     ENCODER,
     PREFIX,
@@ -16,7 +16,7 @@ from tests.trainer.model.test_fused_attention import (
     example,
     joining,
 )
-from trainer.model import triton_attention
+from trainer.annexes.kernels import triton_attention
 from trainer.model.positions import RelativeBias
 
 pytestmark = pytest.mark.processes

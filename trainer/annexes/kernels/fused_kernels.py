@@ -15,8 +15,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.device import LANES
-from trainer.model.fused_tiles import MASKED, SUBLANES, Plan
+from trainer.annexes.kernels.fused_tiles import MASKED, Plan
+from trainer.model.device import LANES, SUBLANES
 
 # Lower limit of a row's maximum: exp(MASKED - LEAST) is 0, so a query that sees no key gets zeros
 # and zero gradients.

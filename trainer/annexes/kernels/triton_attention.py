@@ -32,12 +32,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from trainer.model.device import GPU_HEADS
-from trainer.model.fused_attention import NO_KEY, NO_QUERY, SAVED, ids_of
-from trainer.model.fused_kernels import LEAST
-from trainer.model.masks import Mask, Rows
-from trainer.model.positions import RelativeBias
-from trainer.model.triton_tiles import (
+from trainer.annexes.kernels.fused_attention import NO_KEY, NO_QUERY, ids_of
+from trainer.annexes.kernels.fused_kernels import LEAST
+from trainer.annexes.kernels.hardware import GPU_HEADS
+from trainer.annexes.kernels.triton_tiles import (
     LOG2_E,
     Operands,
     Plan,
@@ -48,6 +46,9 @@ from trainer.model.triton_tiles import (
     logits_of,
     store,
 )
+from trainer.model.attention_cores import SAVED
+from trainer.model.masks import Mask, Rows
+from trainer.model.positions import RelativeBias
 
 # Queries and keys of a tile. Tensor cores need 16; more queries reuse keys and values more often.
 _BLOCK_Q, _BLOCK = 128, 64

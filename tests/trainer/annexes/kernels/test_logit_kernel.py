@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.engine import logit_kernel, triton_logits
+from trainer.annexes.kernels import logit_kernel, triton_logits
 
 MEMORY = 1 << 20
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.model.device import LANES
-from trainer.model.fused_tiles import COST_OF_BLOCK, SUBLANES, Visits
+from trainer.annexes.kernels.fused_tiles import COST_OF_BLOCK, Visits
+from trainer.model.device import LANES, SUBLANES
 from trainer.model.masks import Mask
 from trainer.model.sparsity import Pattern, visited
 

@@ -21,11 +21,12 @@ import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from trainer.annexes.sparse_patterns.groups import Group, groups_of
 from trainer.model.dense import einsum_float32
 from trainer.model.masks import Mask, Rows
 from trainer.model.mixers import MASKED_LOGIT, add_bias
 from trainer.model.positions import spread_diagonals
-from trainer.model.sparsity import Group, Pattern, groups_of, visited
+from trainer.model.sparsity import Pattern, visited
 
 _WEIGHTS = "block_sparse_weights"
 

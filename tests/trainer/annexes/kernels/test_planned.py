@@ -1,21 +1,45 @@
-"""Kernels for GPUs compile where there is none."""
+"""Plans know the kernels, and those for GPUs compile where there is none."""
 
 import os
 import sys
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from tests.support.processes import ROOT, started
-from tests.trainer.model.test_fused_attention import (
+from tests.trainer.annexes.kernels.test_fused_attention import (
     COMPILED,
     ENCODER,
     B,
+    Neighbours,
     example,
 )
-from tests.trainer.model.test_triton_attention import attend
+from tests.trainer.annexes.kernels.test_triton_attention import attend
+from trainer.annexes.kernels.fused_attention import fused_attention
+from trainer.annexes.kernels.fused_sparsity import tables_of
+from trainer.model.masks import Mask, Rows
 from trainer.model.positions import T5RelativePosition
+
+kernels = pytest.importorskip("trainer.annexes.planning.kernels")
+schedules = pytest.importorskip("trainer.annexes.planning.schedules")
+
+
+def test_a_kernel_over_a_layout_tells_how_many_tiles_it_visits():
+    pattern, length = Neighbours(128), 512
+    layout = tables_of(pattern, 2, 64, length, Mask(True), tile=128)
+    ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
+    x = jax.ShapeDtypeStruct((2, length, 128), jnp.bfloat16)
+
+    def attend(q, k, v, ids):
+        rows = Rows(ids)
+        return fused_attention(q, k, v, rows, rows, 64, Mask(True), layout=layout)
+
+    (found,) = kernels.kernels(jax.make_jaxpr(attend)(x, x, x, ids).jaxpr)
+    # Of 10 tiles that a causal mask leaves.
+    assert found.visited == 9 / 10
+    assert found.cycles(schedules.Schedule(100.0, 5.0, inner=80.0)) == 2 * (100 - 0.1 * 80) + 5
 
 
 @pytest.mark.slow
@@ -32,9 +56,8 @@ def compile_for(topology):
     """Compiles forward and backward pass of COMPILED, and checks that they need no scratch."""
     from jax.sharding import SingleDeviceSharding
 
-    from trainer.annexes.planning.plan import target_of
-
-    sharding = SingleDeviceSharding(target_of(topology).devices[0])
+    plan = pytest.importorskip("trainer.annexes.planning.plan")
+    sharding = SingleDeviceSharding(plan.target_of(topology).devices[0])
 
     def whole_bias_of(case):
         return T5RelativePosition(case.mask == ENCODER)

@@ -1,0 +1,1 @@
+"""Attention, and statistics of logits, in Pallas kernels for TPUs and GPUs."""
