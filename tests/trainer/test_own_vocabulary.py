@@ -15,7 +15,6 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import registered
 from tasks.vocabulary import SpecialIds
-from tasks.vocabulary_changes import usage
 from tests.support import runs
 from tests.support.processes import started
 from trainer import export, generate, pretrain
@@ -271,8 +270,6 @@ def test_a_class_may_lack_eos_and_have_sentinels_and_bytes():
     assert (loaded.size, loaded.record.sentinels, loaded.ids.id_of("<extra_id_2>")) == (53, 3, 50)
     with pytest.raises(UserError, match="sentinels of its own: leave out --extra_ids=5"):
         vocabulary.load("own", 5)
-    with pytest.raises(UserError, match="only SentencePiece models and"):
-        usage.count(loaded, None)
     with pytest.raises(UserError, match="is a class of --task_module, but this needs"):
         _ = loaded.processor
 

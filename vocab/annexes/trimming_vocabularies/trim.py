@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from tasks import vocabulary
+from tasks.annexes.trimming import pieces, usage
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
@@ -17,7 +18,6 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.vocabularies import tokenizer_json
-from tasks.vocabulary_changes import trimming, usage
 from vocab import fit, folder
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"
@@ -49,9 +49,9 @@ def trim(
         print(f"the vocabulary is already finished: {output}")
         return vocabulary.load(output, base.record.added_sentinels)
     counts = usage.count(base, corpus, workers)
-    found = trimming.trim(base, counts, min_count, vocab_size)
+    found = pieces.trim(base, counts, min_count, vocab_size)
     with folder.claimed(output, _FILES) as held:
-        print(trimming.described(base, found, counts))
+        print(pieces.described(base, found, counts))
         left = found.vocabulary
         files.write_json(files.join(output, _ID_MAP), found.id_map)
         files.write_json(files.join(output, _REPORT), fit.measure(left, corpus).as_dict())

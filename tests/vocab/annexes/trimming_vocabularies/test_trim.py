@@ -1,13 +1,14 @@
 """Vocabularies cut to the pieces of a language."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tasks import vocabulary
+from tasks.annexes.trimming import pieces, usage
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary_changes import trimming, usage
 from tests.support import small_tokenizers
 from tests.support.corpora import KEPT, written
 from vocab.annexes.trimming_vocabularies import trim as vocab_trim
@@ -29,7 +30,7 @@ def test_a_text_of_kept_pieces_has_the_same_pieces(kind, tmp_path, corpus):
     found = [usage.count(base, vocab_trim.sources.resolve(vocab_trim.sources.parse(corpus)), n)
              for n in (1, 2)]  # fmt: skip
     np.testing.assert_array_equal(*found)
-    made = trimming.trim(base, found[0])
+    made = pieces.trim(base, found[0])
     left = made.vocabulary
     assert left.size < base.size
     assert (left.record.sentinels, left.record.extra_ids) == (10, base.record.extra_ids)
@@ -55,17 +56,17 @@ def test_a_text_of_kept_pieces_has_the_same_pieces(kind, tmp_path, corpus):
 def test_sizes_limit_what_is_kept(tmp_path, corpus):
     base = loaded(tmp_path, "llama")
     counts = usage.count(base, vocab_trim.sources.resolve(vocab_trim.sources.parse(corpus)))
-    every = trimming.trim(base, counts).vocabulary
-    few = trimming.trim(base, counts, vocab_size=every.size - 13).vocabulary
-    frequent = trimming.trim(base, counts, min_count=10).vocabulary
+    every = pieces.trim(base, counts).vocabulary
+    few = pieces.trim(base, counts, vocab_size=every.size - 13).vocabulary
+    frequent = pieces.trim(base, counts, min_count=10).vocabulary
     assert few.size <= every.size - 3 > frequent.size
     with pytest.raises(UserError, match=r"--vocab_size=50 is too small: .* always kept"):
-        trimming.trim(base, counts, vocab_size=50)
+        pieces.trim(base, counts, vocab_size=50)
     with pytest.raises(UserError, match=r"no piece of .* occurs often enough"):
-        trimming.trim(base, counts, min_count=1000)
+        pieces.trim(base, counts, min_count=1000)
     bytes_alone = vocabulary.load("bytes")
     with pytest.raises(UserError, match="nothing to cut"):
-        trimming.trim(bytes_alone, np.ones(bytes_alone.size, np.int64))
+        pieces.trim(bytes_alone, np.ones(bytes_alone.size, np.int64))
 
 
 def test_the_vocabulary_alone(tmp_path, corpus, capsys):
@@ -117,3 +118,8 @@ def test_without_an_eos_and_with_a_template_of_its_own(tmp_path, corpus):
         vocab_trim.main([*flags, "--extra_ids=4"])
     with pytest.raises(UserError, match="--extra_ids must be 0 or more, not -3"):
         vocab_trim.main([*flags, "--extra_ids=-3"])
+
+
+def test_a_class_of_the_user_is_not_cut():
+    with pytest.raises(UserError, match="only SentencePiece models and"):
+        usage.count(SimpleNamespace(is_registered=True, name="own"), None)

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from tasks import vocabulary
+from tasks.annexes.trimming import pieces, usage
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
-from tasks.vocabulary_changes import rows, trimming, usage
+from tasks.vocabulary_changes import rows
 from trainer.annexes.conversion import targets, verify
 from trainer.annexes.conversion.sources import Opened
 from trainer.annexes.conversion.targets import Settings
@@ -96,8 +97,8 @@ def cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Setting
     for note in corpus.notes:
         print(note)
     counts = usage.count(base, corpus, flags.workers)
-    found = trimming.trim(base, counts, flags.min_count, flags.vocab_size)
-    print(f"vocabulary: {trimming.described(base, found, counts)}", flush=True)
+    found = pieces.trim(base, counts, flags.min_count, flags.vocab_size)
+    print(f"vocabulary: {pieces.described(base, found, counts)}", flush=True)
     made = trimmed(opened, found.id_map, found.vocabulary)
     settings = dataclasses.replace(settings, vocabulary=found.vocabulary, roles=_roles(opened))
     targets.refuse(made, settings)

@@ -60,8 +60,9 @@ def run(flags: Flags) -> int:
     if files.is_remote(flags.to):
         raise UserError(f"--to={flags.to}: give a local folder")
 
-    from trainer.annexes.conversion import converting, sources, targets, trimming
+    from trainer.annexes.conversion import converting, sources, targets
     from trainer.annexes.conversion.verify import NotEqual
+    from trainer.annexes.trimming_models import trimming
 
     given = sources.Given(flags.preset)
     opened = sources.opened(sources.find(flags.source)[0][-1], given)

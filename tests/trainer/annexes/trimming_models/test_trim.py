@@ -9,7 +9,7 @@ from tasks.terminal.command_line import UserError
 from tests.support import small_tokenizers
 from tests.support.corpora import KEPT, written
 from tests.trainer.huggingface.conftest import Exported
-from trainer.annexes.conversion import trim
+from trainer.annexes.trimming_models import trim
 from trainer.huggingface import model_config, tokenizer
 from vocab.train import add_sentinels
 

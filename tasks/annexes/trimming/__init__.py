@@ -1,0 +1,1 @@
+"""The pieces of a vocabulary that a text needs, with their rows renumbered."""

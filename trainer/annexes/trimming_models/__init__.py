@@ -1,0 +1,1 @@
+"""Models cut to the pieces of a vocabulary that a text needs."""
