@@ -1,7 +1,5 @@
 """Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
-import importlib
-
 from tasks import annexes
 from tasks.objectives import Lengths
 from tasks.storage import files
@@ -200,9 +198,8 @@ def _has_other_rows(config: Config, vocabulary: DataVocabulary) -> bool:
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has started and no longer needs --init_from
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
-    # Imported by name, as it reads other programs' formats, which stand above this room.
-    starting = importlib.import_module("trainer.starting.vocabulary_change")
-    return starting.has_other_rows(config, vocabulary.ids)
+    others = annexes.every("starting_vocabularies")
+    return any(each.has_other_rows(config, vocabulary.ids) for each in others)
 
 
 def _check_vocabulary(config: Config, vocabulary: DataVocabulary) -> None:

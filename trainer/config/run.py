@@ -16,7 +16,6 @@ from tasks.terminal.fields import (
     Checked,
     ReadIf,
     Rule,
-    Unread,
     above,
     at_least,
     check,
@@ -30,7 +29,6 @@ from trainer.config.data import (
     DataConfig,
     LengthsConfig,
     MixingConfig,
-    OldVocabularyConfig,
     VocabularyConfig,
 )
 from trainer.config.evaluation import (
@@ -328,9 +326,6 @@ class _Config:
     vocabulary: VocabularyConfig = field(
         VocabularyConfig, "The vocabulary that tasks and caches must have", changes="nothing"
     )
-    init_from_vocabulary: OldVocabularyConfig = field(
-        OldVocabularyConfig, "The vocabulary of init_from's parameters"
-    )
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
@@ -350,11 +345,6 @@ class _Config:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("path", "id_map"):
-            value = getattr(self.init_from_vocabulary, name)
-            if value is not None and self.init_from is None:
-                name = f"Config.init_from_vocabulary.{name}"
-                raise Unread(name, value, None, "without --init_from")
         check_pattern("Config.trainable", self.trainable)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"

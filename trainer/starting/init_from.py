@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tasks import annexes
 from tasks.terminal.command_line import UserError, nearest
-from tasks.vocabulary_changes.rows import Rows
 from trainer.checkpoints import layout
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import NO_STEP, Checkpoint, load
@@ -35,7 +35,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
-from trainer.starting import adapting, vocabulary_change
+from trainer.starting import adapting, vocabularies
 
 # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
@@ -51,8 +51,8 @@ class StartingPoint:
 
     `path` is their source, for messages. Leaves that `optimizer_state` lacks start as a new run's;
     `reset` is the reason if moments are not loaded. `other_fields`, such as "emb_dim 512", are
-    settings of the source that change the function here. `rows` maps its vocabulary's rows to this
-    run's, if set.
+    settings of the source that change the function here. `rows` says how
+    rows of its vocabulary became rows of this run's, if they did.
     """
 
     path: str
@@ -62,7 +62,7 @@ class StartingPoint:
     reset: str | None
     vocabulary_checked: bool
     other_fields: list[str]
-    rows: Rows | None = None
+    rows: str = ""
 
     def describe(self) -> str:
         """Returns a description of the run's starting point and optimizer state."""
@@ -77,8 +77,8 @@ class StartingPoint:
             text += f"; vocabulary: {self.rows}"
         elif not self.vocabulary_checked:
             text += (
-                "; the checkpoint does not record its vocabulary: make sure it is this run's, or "
-                "name it with --init_from_vocabulary.path"
+                "; the checkpoint does not record its vocabulary: make sure it is this run's"
+                f"{annexes.advice('other_vocabulary')}"
             )
         return text
 
@@ -96,16 +96,9 @@ def start(run: Run) -> StartingPoint:
     found, checkpoint = _open(config)
     if checkpoint and checkpoint.run and config.init_from_state:
         refuse_average(checkpoint.run.get("config", {}), checkpoint.path)
-    rows, known = _rows(run, checkpoint, found)
-    if rows:
-        shapes = {name: parts["value"].shape for name, parts in found.items()}
-        axes = vocabulary_change.vocabulary_axes(config.model)
-        found = vocabulary_change.changed(flag, found, axes, rows)
-        if checkpoint:
-            state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, rows)
-            checkpoint = replace(checkpoint, state=state)
-    if checkpoint is None:
-        _check_special_ids(run, rows)
+    found, checkpoint, is_known, words = _of_own_vocabulary(run, checkpoint, found)
+    if checkpoint is None and not words:
+        _check_special_ids(run)
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
     found = fitted(flag, found, config.model, run.data.vocab_size, scanned)
 
@@ -129,21 +122,23 @@ def start(run: Run) -> StartingPoint:
         parameters={name: parts["value"] for name, parts in parameters.items()},
         optimizer_state=kept,
         reset=reset,
-        vocabulary_checked=known,
+        vocabulary_checked=is_known,
         other_fields=_other_fields(checkpoint, config.model),
-        rows=rows,
+        rows=words,
     )
 
 
-def _rows(
+def _of_own_vocabulary(
     run: Run, checkpoint: Checkpoint | None, found: dict[str, Parts]
-) -> tuple[Rows | None, bool]:
-    """Returns the result of `vocabulary_change.rows_for` for the embedding table."""
+) -> vocabularies.Fitted:
+    """Returns what was found, with rows for the run's vocabulary if an annex makes them."""
     tables = [parts["value"] for name, parts in found.items() if name.endswith(_EMBEDDING)]
     rows = {table.shape[:1] for table in tables}
     if len(rows) != 1 or rows == {()}:
-        return None, True  # reported with the names and shapes
-    return vocabulary_change.rows_for(run.config, run.data, checkpoint, *rows.pop())
+        return vocabularies.Fitted(found, checkpoint, True)  # reported with the names and shapes
+    for other in annexes.every(vocabularies.SLOT):
+        return other.renewed(run, checkpoint, found, *rows.pop())
+    return vocabularies.same(run, checkpoint, found)
 
 
 def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
@@ -156,25 +151,16 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
     return start + ([] if same else configs.different_fields(model, trained))
 
 
-def _check_special_ids(run: Run, rows: Rows | None) -> None:
+def _check_special_ids(run: Run) -> None:
     """Raises a UserError if the special ids of a transformers folder are not the run's."""
     from trainer import huggingface
     from trainer.huggingface import special_ids
 
     folder = str(run.config.init_from).removeprefix(from_transformers.PREFIX)
-    model, special = huggingface.model_config(folder), run.converter.special
-    if model.architecture == "encoder":
-        return
-    ids, where = huggingface.special_ids_of(folder), f"--init_from={run.config.init_from}"
-    if rows is None:
-        special_ids.check_eos(ids, where, model.vocab_size, special.eos, "the run's vocabulary")
-    # The row of the start follows that of the vocabulary's own start.
-    elif model.start_id and [model.start_id] != [n for n in rows.sources[special.start] if n >= 0]:
-        raise UserError(
-            f"{where}: {special_ids.START} is {model.start_id}, which is not the first id of its "
-            "vocabulary, and the run has another vocabulary: set --model.start_id to the id that "
-            "has its row"
-        )
+    model, eos = huggingface.model_config(folder), run.converter.special.eos
+    if model.architecture != "encoder":
+        ids, where = huggingface.special_ids_of(folder), f"--init_from={run.config.init_from}"
+        special_ids.check_eos(ids, where, model.vocab_size, eos, "the run's vocabulary")
 
 
 def fitted(
@@ -229,7 +215,7 @@ def _adapted(config: Config, folder: str, theirs: ModelConfig) -> dict[str, Any]
         other = config.adapt_encoder.removeprefix(from_transformers.PREFIX)
         if config.model.shared_embedding:
             raise UserError("--adapt_encoder: two embeddings need --model.shared_embedding=false")
-        vocabulary_change.check_same(folder, other, theirs)
+        vocabularies.check_same(folder, other, theirs)
         encoder = named(huggingface.load(other, huggingface.model_config(other)))
     new = config.adapt == "encoder_decoder" and adapting.has_new_cross(
         config.model, config.adapt_cross

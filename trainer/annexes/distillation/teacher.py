@@ -36,7 +36,7 @@ from trainer.model.transformer import (
     rounded_kernels,
     run_model,
 )
-from trainer.starting import vocabulary_change
+from trainer.starting import vocabularies
 from trainer.starting.init_from import fitted, placed
 
 # Pairs of architectures, the teacher's first, whose batches fit each other.
@@ -100,10 +100,8 @@ def _opened(name: str) -> tuple[ModelConfig, dict[str, layout.Parts], Checkpoint
 
 
 def _check_vocabulary(run: Run, name: str | None, checkpoint: Checkpoint | None, flag: str) -> None:
-    own = vocabulary_change.own_vocabulary(run.data)
-    given = type(run.config.init_from_vocabulary)()
-    config = replace(run.config, init_from=name, init_from_vocabulary=given)
-    known = own and vocabulary_change.known(config, checkpoint, own)
+    own = vocabularies.own_vocabulary(run.data)
+    known = own and vocabularies.known(str(name), checkpoint, run.config.model, own)
     if known not in (None, own, "same"):
         raise UserError(f"{flag} has another vocabulary than the run")
 

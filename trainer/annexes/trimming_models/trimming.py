@@ -11,12 +11,12 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
-from tasks.vocabulary_changes import rows
 from trainer.annexes.conversion import targets, verify
 from trainer.annexes.conversion.sources import Opened
 from trainer.annexes.conversion.targets import Settings
+from trainer.annexes.other_vocabularies import rows, tensors
 from trainer.huggingface.tokenizer import TOKENIZER_CONFIG, Roles
-from trainer.starting import vocabulary_change
+from trainer.starting import vocabularies
 
 # Embedding tables have a multiple of this many rows, as in training.
 _MULTIPLE = 128
@@ -30,10 +30,10 @@ def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vo
     if path:
         found = vocabulary.load(path, extra_ids or 0)
     elif source.transformers:
-        found = vocabulary_change.of_folder(source.path, opened.model.config)
+        found = vocabularies.of_folder(source.path, opened.model.config)
         problem = "there is no readable tokenizer in the folder"
     elif opened.checkpoint and opened.checkpoint.run:
-        found, problem = vocabulary_change.of_run(opened.checkpoint)
+        found, problem = vocabularies.of_run(opened.checkpoint)
     if found is None:
         raise UserError(f"{flag}: its vocabulary is unknown because {problem}; pass --vocabulary")
     if found.size > opened.model.config.vocab_size:
@@ -52,11 +52,11 @@ def trimmed(opened: Opened, id_map: list[int | None], left: Vocabulary) -> Opene
     model, flag = opened.model.config, f"--from={opened.source.path}"
     size = -(-left.size // _MULTIPLE) * _MULTIPLE
     made = rows.by_map(id_map, left.ids, model.vocab_size, size)
-    axes = vocabulary_change.vocabulary_axes(model)
+    axes = tensors.vocabulary_axes(model)
     shapes = {name: parts["value"].shape for name, parts in opened.parameters.items()}
     checkpoint = opened.checkpoint
     if checkpoint:
-        state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, made)
+        state = tensors.changed_state(checkpoint.state, shapes, axes, made)
         run = checkpoint.run and {**checkpoint.run, "vocabulary_sha256": left.record.sha256}
         checkpoint = dataclasses.replace(checkpoint, state=state, run=run)
     start = None if model.start_id is None else id_map[model.start_id]
@@ -74,7 +74,7 @@ def trimmed(opened: Opened, id_map: list[int | None], left: Vocabulary) -> Opene
         model=opened.model._replace(
             config=dataclasses.replace(model, vocab_size=size, start_id=start), name=name, ids={}
         ),
-        parameters=vocabulary_change.changed(flag, opened.parameters, axes, made),
+        parameters=tensors.changed(flag, opened.parameters, axes, made),
         checkpoint=checkpoint,
     )
 

@@ -5,9 +5,9 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary_changes import rows
-from tasks.vocabulary_changes.rows import NONE, by_map, by_piece
 from tests.support import small_tokenizers
+from trainer.annexes.other_vocabularies import rows
+from trainer.annexes.other_vocabularies.rows import NONE, by_map, by_piece
 
 PADDING = 5
 

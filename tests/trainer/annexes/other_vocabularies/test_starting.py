@@ -10,16 +10,18 @@ import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary_changes.rows import by_piece
+from tasks.terminal.flags import made, parse
 from tests.support import eight_devices, own_checkpoints, small_tokenizers
 from tests.support.own_checkpoints import MOMENTS, PARAMETERS, V
 from tests.support.runs import config_of, stub
+from trainer.annexes.other_vocabularies import tensors
+from trainer.annexes.other_vocabularies.rows import by_piece
 from trainer.checkpoints import layout
 from trainer.checkpoints.tensors import held
-from trainer.config.from_flags import build_config
+from trainer.config.from_flags import RunFlags, configured
 from trainer.engine.program import Program
 from trainer.model.paths import named
-from trainer.starting import init_from, vocabulary_change
+from trainer.starting import init_from, vocabularies
 
 ROWS = 160  # of the new table
 TABLE, KERNEL = "token_embedder/embedding", "decoder/logits_dense/kernel"
@@ -44,7 +46,7 @@ OLD = ("--init_from_vocabulary.path={folder}/old", "--init_from_vocabulary.extra
 
 
 def started(folder, *flags):
-    vocabulary_change.own_vocabulary = lambda data: data.ids  # in place of a cache's
+    vocabularies.own_vocabulary = lambda data: data.ids  # in place of a cache's
     run = run_of(folder, *(flag.format(folder=folder) for flag in (*OLD, *flags)))
     start = init_from.start(run)
     return start, start.state(Program(run))
@@ -67,7 +69,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch):
-    monkeypatch.setattr(vocabulary_change, "own_vocabulary", lambda data: data.ids)
+    monkeypatch.setattr(vocabularies, "own_vocabulary", lambda data: data.ids)
 
 
 def expected(folder):
@@ -148,7 +150,7 @@ def test_moments_of_a_run_of_ours_follow_their_rows(width, folder):
         "0/count": held(np.int32(7)),
         "0/mu/encoder/encoder_norm/scale": held(np.ones(width, "f4")),
     }
-    made = vocabulary_change.changed_state(state, {TABLE: table.shape}, {TABLE: 0}, rows)
+    made = tensors.changed_state(state, {TABLE: table.shape}, {TABLE: 0}, rows)
     assert made.keys() == state.keys()
     np.testing.assert_array_equal(made[f"0/mu/{TABLE}"].whole(), means(table, old, rows))
     assert made["0/count"].whole() == 7
@@ -164,7 +166,7 @@ def test_mistakes_are_named(folder, tmp_path, monkeypatch):
     def error_of(*flags, own=None):
         run = run_of(folder, *flags)
         if own:
-            monkeypatch.setattr(vocabulary_change, "own_vocabulary", own)
+            monkeypatch.setattr(vocabularies, "own_vocabulary", own)
         with pytest.raises(UserError) as caught:
             init_from.start(run)
         return str(caught.value)
@@ -189,7 +191,7 @@ def test_mistakes_are_named(folder, tmp_path, monkeypatch):
         with pytest.raises(UserError, match=words):
             run_of(folder, *flags)
     with pytest.raises(UserError, match="has no effect without --init_from"):
-        build_config("t5_1_1_tiny", [f"{flag}.path=a"])
+        configured(made(RunFlags, parse(RunFlags, ["--preset=t5_1_1_tiny", f"{flag}.path=a"])))
 
 
 def test_a_map_needs_no_old_vocabulary(folder, tmp_path):
@@ -200,8 +202,8 @@ def test_a_map_needs_no_old_vocabulary(folder, tmp_path):
     start = init_from.start(run)
     table = start.parameters[TABLE].whole()
     np.testing.assert_array_equal(table[:60], PARAMETERS[TABLE][:60])
-    assert start.rows.carried == 60
-    assert start.rows.dropped == V - 60
+    assert start.rows.startswith("60 rows carried")
+    assert start.rows.endswith(f"{V - 60} dropped")
     assert len(table) == ROWS >= ids.size
 
 

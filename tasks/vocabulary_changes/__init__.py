@@ -1,1 +1,0 @@
-"""Changes to a vocabulary's pieces, and the table rows that they keep."""

@@ -1,0 +1,1 @@
+"""Parameters that were trained with another vocabulary than the run's."""
