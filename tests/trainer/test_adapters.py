@@ -188,12 +188,7 @@ def test_a_source_that_does_not_fit_the_cache_is_rejected(text_cache, tmp_path):
 
 @pytest.mark.parametrize(
     "number",
-    [
-        0,
-        pytest.param(1, marks=pytest.mark.torch),
-        2,
-        pytest.param(3, marks=pytest.mark.tensorflow),
-    ],
+    [0, pytest.param(1, marks=pytest.mark.torch), 2, pytest.param(3, marks=pytest.mark.tensorflow)],
 )
 def test_documented_examples_run(text_cache, number, tmp_path, monkeypatch):
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -28,11 +28,8 @@ from trainer.model.transformer import run_model
 pytestmark = pytest.mark.processes  # whole runs
 
 ODD = [
-    "!",
-    "ünï çödé — 日本 🇷🇴",
-    "!! three  spaces\tand a tab !",
-    "it spells <|endoftext|> and [SEP]",
-]
+    "!", "ünï çödé — 日本 🇷🇴", "!! three  spaces\tand a tab !", "it spells <|endoftext|> and [SEP]",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +57,11 @@ def built(folder, kind, objective, documents, corpus, *flags):
 
 
 RUNS = {
-    "gpt2": ("t5_1_1_tiny", "span_corruption"),
-    "llama": ("llama_tiny", "full_lm"),
-    "bert": ("bert_tiny", "masked_lm"),
-    "gemma": ("t5_1_1_tiny", "span_corruption"),
-    "llama3": ("llama_tiny", "full_lm"),
-    "unigram": ("t5_1_1_tiny", "span_corruption"),
+    "gpt2": ("t5_1_1_tiny", "span_corruption"), "llama": ("llama_tiny", "full_lm"),
+    "bert": ("bert_tiny", "masked_lm"), "gemma": ("t5_1_1_tiny", "span_corruption"),
+    "llama3": ("llama_tiny", "full_lm"), "unigram": ("t5_1_1_tiny", "span_corruption"),
     "byte": ("llama_tiny", "full_lm"),
-}
+}  # fmt: skip
 ENCODER, DECODER = "--model.num_encoder_layers=1", "--model.num_decoder_layers=1"
 FLAGS = {
     "span_corruption": ["--lengths.inputs=64", "--lengths.targets=18", ENCODER, DECODER],

@@ -15,13 +15,10 @@ ROW = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "unigram_entropy": 3.0}
 
 def test_a_new_evaluation_replaces_that_of_the_same_step_and_split():
     before = {
-        "9": {
-            "validation": {"loss": 1.0},
-            "validation/gone": {"loss": 2.0},
-            "train": {"loss": 3.0},
-        },
+        "9": {"validation": {"loss": 1.0}, "validation/gone": {"loss": 2.0},
+            "train": {"loss": 3.0}},
         "10": {"validation": {"loss": 4.0}},
-    }
+    }  # fmt: skip
     merged = whole_splits.merged(before, {9: {"validation": {"loss": 5.0}}}, "validation")
     assert list(merged) == ["9", "10"]
     assert merged == {

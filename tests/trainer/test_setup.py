@@ -45,29 +45,18 @@ MISTAKES = [
     ("pipeline.build", ["--task=mine", "--name=a", VOCABULARY, "--cache_dir={new}"], "span_corr"),
     ("pipeline.build", ["--task=mine", TEXT, VOCABULARY, "--cache_dir={new}"], "NAME_OBJECTIVE"),
     ("pipeline.build", ["--task=rlm_ul3", VOCABULARY, "--cache_dir={new}"], "did you mean rlm_ul2"),
-    (
-        "pipeline.build",
-        ["--task=prefix_lm", "--name=my_decoder", TEXT, VOCABULARY, "--cache_dir={new}"],
-        "--name=my_decoder cannot begin the name",
-    ),
-    (
-        "pipeline.build",
-        ["--task=ul2", "--name=a/b", TEXT, VOCABULARY, "--cache_dir={new}"],
-        "--name=a/b cannot begin the name",
-    ),
+    ("pipeline.build",
+     ["--task=prefix_lm", "--name=my_decoder", TEXT, VOCABULARY, "--cache_dir={new}"],
+     "--name=my_decoder cannot begin the name"),
+    ("pipeline.build", ["--task=ul2", "--name=a/b", TEXT, VOCABULARY, "--cache_dir={new}"],
+     "--name=a/b cannot begin the name"),
     ("pipeline.build", ["--task=ul2", "--name=", TEXT, VOCABULARY, "--cache_dir={new}"], "--name="),
     ("pipeline.build", [*BUILD, "--corpus=data/*.jsonl.gz"], "did you mean json:data/*.jsonl.gz?"),
     ("pipeline.build", [*BUILD, "--corpus=books/*.txt"], "did you mean text:books/*.txt?"),
-    (
-        "pipeline.build",
-        [*BUILD, "--corpus=https://huggingface.co/datasets/a/b/tree/main"],
-        "did you mean hf:a/b?",
-    ),
-    (
-        "pipeline.build",
-        [*BUILD, "--corpus=hf:https://huggingface.co/datasets/a/b"],
-        "did you mean hf:a/b?",
-    ),
+    ("pipeline.build", [*BUILD, "--corpus=https://huggingface.co/datasets/a/b/tree/main"],
+     "did you mean hf:a/b?"),
+    ("pipeline.build", [*BUILD, "--corpus=hf:https://huggingface.co/datasets/a/b"],
+     "did you mean hf:a/b?"),
     ("pipeline.build", [*BUILD, "--corpus=jsonl:a"], "did you mean json?"),
     ("pipeline.build", [*BUILD, "--corpus=json:a?colum=b"], "did you mean column?"),
     ("pipeline.build", [*BUILD, "--corpus=text:a?document=page"], "file or block, not page"),
@@ -77,32 +66,22 @@ MISTAKES = [
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}"], "is a folder: name its files"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}/empty.txt"], "is empty"),
     ("pipeline.build", [*BUILD, "--corpus=parquet:{folder}/not.parquet"], "not.parquet"),
-    (
-        "pipeline.build",
-        [*BUILD, "--corpus=json:{folder}/nested.jsonl?column=doc"],
-        "column doc is object, not text: name a column in it, such as doc.text",
-    ),
+    ("pipeline.build", [*BUILD, "--corpus=json:{folder}/nested.jsonl?column=doc"],
+     "column doc is object, not text: name a column in it, such as doc.text"),
     ("pipeline.build", [*BUILD, "--corpus=json:{folder}/nested.jsonl"], "add ?column=NAME"),
     # The vocabulary and the folders of a build.
-    (
-        "pipeline.build",
-        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/none", "--cache_dir={new}"],
-        "make one with vocab.train",
-    ),
-    (
-        "pipeline.build",
-        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/odd.model", "--cache_dir={new}"],
-        "is not a SentencePiece model",
-    ),
+    ("pipeline.build",
+     ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/none", "--cache_dir={new}"],
+     "make one with vocab.train"),
+    ("pipeline.build",
+     ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/odd.model", "--cache_dir={new}"],
+     "is not a SentencePiece model"),
     ("pipeline.build", [*BUILD, TEXT, "--vocabulary={folder}/tokenizer.json"], "or is damaged"),
     ("pipeline.build", [*BUILD, TEXT, "--extra_ids=100"], "leave out --extra_ids=100"),
     ("pipeline.build", [*BUILD, TEXT, "--workers=0"], "--workers=0: it must be 1 or more"),
     ("pipeline.build", [*BUILD, TEXT, "--row_token=5"], "did you mean --row_tokens?"),
-    (
-        "pipeline.build",
-        ["--task=lm", "--name=a", TEXT, VOCABULARY, "--cache_dir={folder}/file"],
-        "file",
-    ),
+    ("pipeline.build", ["--task=lm", "--name=a", TEXT, VOCABULARY, "--cache_dir={folder}/file"],
+     "file"),
     # Misspelt flags, and those of other commands.
     ("pipeline.build", ["--nam=mine", "--vocab=v"], "unknown flag --nam (did you mean --name?)"),
     ("pipeline.build", ["--job_name=a", "--runner=DataflowRunner"], "required: --task, --vocab"),
@@ -121,11 +100,8 @@ MISTAKES = [
     ("trainer.pretrain", ["--preset=google/t5-v1_1-base"], "did you mean t5_1_1_base?"),
     ("trainer.pretrain", ["--preset=t5_1_1_tiny"], "--task is missing"),
     ("trainer.pretrain", TRAIN[:2], "--model_dir is missing"),
-    (
-        "trainer.pretrain",
-        [*TRAIN, "--model_dir={new}/run[1]"],
-        "run[1]: checkpoints need a path without [, ], *, ? and \\:",
-    ),
+    ("trainer.pretrain", [*TRAIN, "--model_dir={new}/run[1]"],
+     "run[1]: checkpoints need a path without [, ], *, ? and \\:"),
     ("trainer.pretrain", [*TRAIN, "--model_dir={new}\\run"], "checkpoints need a path without ["),
     ("trainer.pretrain", [*TRAIN, "--dropout_rate=0"], "did you mean --model.dropout_rate?"),
     ("trainer.pretrain", [*TRAIN, "--optimizer.learning_rate=-1"], "--optimizer.learning_rate=-1"),
@@ -159,13 +135,10 @@ def named(mistakes, *marks):
 @pytest.mark.parametrize(MISTAKE, named(MISTAKES) + named(EXPORTS, pytest.mark.torch))
 def test_a_mistake_is_one_line(module, arguments, words, folder, text_cache, tmp_path, capsys):
     places = {
-        "folder": folder,
-        "caches": text_cache.parent,
-        "vocabulary": text_cache / "sentencepiece.model",
-        "new": tmp_path / "new",
-        "cache": text_cache,
-        "long": "n" * 300,
-    }
+        "folder": folder, "caches": text_cache.parent,
+        "vocabulary": text_cache / "sentencepiece.model", "new": tmp_path / "new",
+        "cache": text_cache, "long": "n" * 300,
+    }  # fmt: skip
     code, errors = ended(module, [each.format(**places) for each in arguments], capsys)
     assert_one_line(code, errors, words)
 

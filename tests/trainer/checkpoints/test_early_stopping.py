@@ -13,16 +13,7 @@ import pytest
 
 from tasks.metrics.metric import Metric
 from tasks.terminal.command_line import UserError
-from tests.support.runs import (
-    config_of,
-    curve,
-    done,
-    metadata,
-    program_of,
-    start,
-    state,
-    stub,
-)
+from tests.support.runs import config_of, curve, done, metadata, program_of, start, state, stub
 from tests.support.trees import assert_equal
 from tests.trainer.engine.test_stopping import pretrain
 from trainer.checkpoints.checkpoint import Checkpoints

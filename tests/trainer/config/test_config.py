@@ -13,20 +13,10 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.runs import flags_of
 from tests.support.words import changed
-from trainer.config import (
-    CONFIG_FILE,
-    config_changes,
-    fields,
-    load_config,
-    save_config,
-)
+from trainer.config import CONFIG_FILE, config_changes, fields, load_config, save_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.from_flags import build_config
-from trainer.config.optimizer import (
-    OPTIMIZER_PRESETS,
-    OptimizerConfig,
-    recipe,
-)
+from trainer.config.optimizer import OPTIMIZER_PRESETS, OptimizerConfig, recipe
 from trainer.config.presets import MODEL_PRESETS
 from trainer.config.resuming import changes_in
 from trainer.config.this_machine import on_this_machine
@@ -326,21 +316,15 @@ def test_invalid_batches_in_tokens_are_refused(flags, says):
         (["--mesh.num_partitions=0"], "--mesh.num_partitions=0: it must be above 0, or -1"),
         (["--optimizer.beta1", "1"], "--optimizer.beta1=1: it must be in [0, 1)"),
         (["--init_from_state=false"], "--init_from_state has no effect without --init_from"),
-        (
-            ["--loss.normalizer=num_real_target_tokens", "--loss.normalizing_constant=2"],
-            "--loss.normalizing_constant has no effect with normalizer 'num_real_target_tokens'",
-        ),
-        (
-            ["--checkpoint.keep_every_steps=7", "--checkpoint.keep=None"],
-            "--checkpoint.keep_every_steps has no effect with --checkpoint.keep=None, which keeps "
-            "every checkpoint",
-        ),
-        (
-            ["--processes.timeout_seconds=7"],
-            "--processes.timeout_seconds has no effect without --processes.coordinator",
-        ),
+        (["--loss.normalizer=num_real_target_tokens", "--loss.normalizing_constant=2"],
+         "--loss.normalizing_constant has no effect with normalizer 'num_real_target_tokens'"),
+        (["--checkpoint.keep_every_steps=7", "--checkpoint.keep=None"],
+         "--checkpoint.keep_every_steps has no effect with --checkpoint.keep=None, which keeps "
+         "every checkpoint"),
+        (["--processes.timeout_seconds=7"],
+         "--processes.timeout_seconds has no effect without --processes.coordinator"),
     ],
-)
+)  # fmt: skip
 def test_a_rejected_value_is_named_as_it_was_typed(flags, says):
     with pytest.raises(UserError) as error:
         build(*flags)
@@ -380,13 +364,10 @@ def test_a_former_name_sets_the_renamed_field():
         ("--model.max_positions=600", [], "without --model.position=absolute or a Synth"),
         ("--model.switch_every=2", [], "without --model.num_experts"),
         ("--model.mlp_bias=true", ["--model.num_experts=2", "--model.switch_every=1"], "no bias"),
-        (
-            "--model.num_experts=2",
-            ["--model.num_encoder_layers=2", "--model.num_decoder_layers=3"],
-            "none has experts",
-        ),
+        ("--model.num_experts=2", ["--model.num_encoder_layers=2", "--model.num_decoder_layers=3"],
+         "none has experts"),
     ],
-)
+)  # fmt: skip
 def test_a_flag_without_effect_is_refused(flag, others, why):
     config, origins = build(flag, *others)
     with pytest.raises(UserError) as error:

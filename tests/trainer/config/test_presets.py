@@ -94,7 +94,7 @@ def test_other_totals(name, changes, formula, total):
 ON_THE_HUB = {
     # T5Gemma (arXiv:2504.06225), table 1: 312.5 M, 591.5 M, 1.24 B, 3.77 B, 5.60 B, 20.33 B.
     # 12.29 B there.
-    **entries("ON_THE_HUB"),
+    **entries("ON_THE_HUB")
 }
 
 

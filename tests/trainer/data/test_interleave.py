@@ -70,12 +70,9 @@ def test_a_change_of_rates_repeats_and_skips_no_window():
 
 # Rates -> the farthest that the counts of Megatron-LM and ours are from them, and from each other.
 MIXTURES = {
-    (0.5, 0.5): (0.5, 0.5, 0),
-    (0.7, 0.3): (0.7, 0.5, 1),
-    (0.5, 0.3, 0.2): (0.6, 0.5, 1),
-    (0.4, 0.3, 0.15, 0.1, 0.05): (0.8, 0.6, 1),
-    (0.9, 0.05, 0.03, 0.02): (1.2, 0.9, 2),
-}
+    (0.5, 0.5): (0.5, 0.5, 0), (0.7, 0.3): (0.7, 0.5, 1), (0.5, 0.3, 0.2): (0.6, 0.5, 1),
+    (0.4, 0.3, 0.15, 0.1, 0.05): (0.8, 0.6, 1), (0.9, 0.05, 0.03, 0.02): (1.2, 0.9, 2),
+}  # fmt: skip
 
 
 def blended(rates, number):

@@ -10,13 +10,7 @@ from tests.support.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.test_every_preset import MODELS, PREDICTS_NEXT, VOCAB_SIZE
 from trainer.decoding.decoder import Decoder, Decoding
-from trainer.decoding.next_token import (
-    Cached,
-    Prompts,
-    Uncached,
-    for_decoding,
-    uncached_part,
-)
+from trainer.decoding.next_token import Cached, Prompts, Uncached, for_decoding, uncached_part
 from trainer.model.config import ModelConfig
 from trainer.model.layers import stack_layers
 from trainer.model.spec import model_spec
@@ -27,13 +21,10 @@ pytestmark = pytest.mark.processes
 NEW, WIDTH = 5, 6
 # One of each kind of cache, and one prefix that sees itself; the others are slow.
 FAST = (
-    ("t5_1_1_tiny", False),
-    *(("tiny_primer", prefix) for prefix in (False, True)),
-    ("march_unified_attention", False),
-    ("tiny_evolved_transformer", False),
-    ("tiny_synthesizer", False),
-    ("tiny_synthesizer_dense", True),
-)
+    ("t5_1_1_tiny", False), *(("tiny_primer", prefix) for prefix in (False, True)),
+    ("march_unified_attention", False), ("tiny_evolved_transformer", False),
+    ("tiny_synthesizer", False), ("tiny_synthesizer_dense", True),
+)  # fmt: skip
 
 
 def steps_of(
@@ -105,15 +96,11 @@ PIECES = {
     "upstream_evolved": ("tiny_evolved_transformer", {"upstream_compat": True}),
     "window": ("lm_tiny", {"attention_pattern": "local:block=2,window=3"}),
     # As many blocks as in the row of the parallel pass: their number decides over the draw.
-    "random_blocks": (
-        "llama3_1b",
-        {"attention_pattern": "bigbird:block=3,window=1,random_blocks=1,per_head=true"},
-    ),
-    "fixed_blocks": (
-        "t5_1_1_tiny",
-        {"attention_pattern": "fixed:block=1,window=2,head_patterns=2"},
-    ),
-}
+    "random_blocks": ("llama3_1b",
+        {"attention_pattern": "bigbird:block=3,window=1,random_blocks=1,per_head=true"}),
+    "fixed_blocks": ("t5_1_1_tiny",
+        {"attention_pattern": "fixed:block=1,window=2,head_patterns=2"}),
+}  # fmt: skip
 
 
 @pytest.mark.slow

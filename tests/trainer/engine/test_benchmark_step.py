@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import measure, t5x
+from benchmarks import t5x
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
 from trainer.config.from_flags import build_config
@@ -62,32 +62,3 @@ def test_what_a_device_does_is_measured_once_and_written_to_a_page(tmp_path):
     assert again.returncode == 0
     assert ": measuring" not in again.stderr
     assert page.read_text() == text
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{}", b'{"commit": "b", "text": "x"}'])
-def test_damaged_and_other_results_are_measured_again(tmp_path, content):
-    path = tmp_path / "bits.json"
-    path.write_bytes(content)
-    assert measure._known(path, {"commit": "a"}) is None
-    path.write_text('{"commit": "a", "text": "x"}')
-    assert measure._known(path, {"commit": "a"}) == {"commit": "a", "text": "x"}
-
-
-def test_the_commit_is_that_of_the_code(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert re.fullmatch(r"[0-9a-f]{8}(-changed-[0-9a-f]{8})?|unknown", measure._commit())
-
-
-def test_a_page_that_cannot_be_written_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(UserError, match="cannot be written"):
-        measure.main(["--page=docs/benchmarks.md"])
-
-
-def test_a_section_takes_the_place_of_its_heading():
-    page = "# Page\n\n## Measured on A\n\nold\n\n## Next\n\nText.\n"
-    made = measure.with_section(page, "## Measured on A\n\nnew\n")
-    assert made == "# Page\n\n## Measured on A\n\nnew\n\n## Next\n\nText.\n"
-    assert measure.with_section(made, "## Measured on A\n\nnew\n") == made
-    other = measure.with_section(page, "## Measured on B\n\nnew\n")
-    assert other == page.rstrip() + "\n\n## Measured on B\n\nnew\n"

@@ -232,26 +232,21 @@ def test_other_models_on_eight_devices_equal_one():
 
 ATTENTION = "decoder/layers_0/self_attention"
 PLACES = {
-    "standard": {
-        "decoder/token_embedder/embedding": ["tensor", "fsdp"],
+    "standard": {"decoder/token_embedder/embedding": ["tensor", "fsdp"],
         f"{ATTENTION}/query/kernel": ["fsdp", "tensor"],
         f"{ATTENTION}/out/kernel": ["tensor", "fsdp"],
         "decoder/layers_0/mlp/wi_0/kernel": ["fsdp", "tensor"],
         "decoder/layers_0/mlp/wo/kernel": ["tensor", "fsdp"],
-        "decoder/logits_dense/kernel": ["fsdp", "tensor"],
-        "decoder/decoder_norm/scale": ["fsdp"],
-        "decoder/relpos_bias/rel_embedding": ["tensor", None],
-    },
+        "decoder/logits_dense/kernel": ["fsdp", "tensor"], "decoder/decoder_norm/scale": ["fsdp"],
+        "decoder/relpos_bias/rel_embedding": ["tensor", None]},
     # Source: mu-transformer, its X our fsdp and its Y our tensor.
-    "scanned": {
-        "decoder/token_embedder/embedding": ["tensor", "fsdp"],
+    "scanned": {"decoder/token_embedder/embedding": ["tensor", "fsdp"],
         "decoder/decoder/self_attention/query/kernel": ["fsdp", None, "tensor"],
         "decoder/decoder/self_attention/out/kernel": ["tensor", None, "fsdp"],
         "decoder/decoder/mlp/wi_0/kernel": ["fsdp", None, "tensor"],
         "decoder/decoder/mlp/wo/kernel": ["tensor", None, "fsdp"],
-        "decoder/decoder/pre_mlp_layer_norm/scale": ["fsdp", None],
-    },
-}
+        "decoder/decoder/pre_mlp_layer_norm/scale": ["fsdp", None]},
+}  # fmt: skip
 PLACES["2d"] = PLACES["standard"] | {
     "decoder/token_embedder/embedding": [None, "tensor"],
     "decoder/logits_dense/kernel": ["tensor", None],

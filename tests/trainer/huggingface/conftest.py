@@ -29,45 +29,27 @@ MODELS = {
     "bert_untied": replace(BERT, tied_logits=False, mlp_activations=("gelu",)),
     "llama": ModelConfig(family="llama", **DECODER | {"num_decoder_layers": 2}),
     "llama_tied": ModelConfig(family="llama", tied_logits=True, **DECODER),
-    "llama3": ModelConfig(
-        family="llama",
-        num_kv_heads=2,
-        norm="rms_norm:epsilon=1e-5",
+    "llama3": ModelConfig(family="llama", num_kv_heads=2, norm="rms_norm:epsilon=1e-5",
         position="rotary:base=500000,scaling=llama3,factor=4,original_positions=24",
-        attention_bias=True,
-        mlp_bias=True,
-        **DECODER,
-    ),
-    "llama_linear": ModelConfig(
-        family="llama", position="rotary:scaling=linear,factor=2", num_kv_heads=1, **DECODER
-    ),
+        attention_bias=True, mlp_bias=True, **DECODER),
+    "llama_linear": ModelConfig(family="llama", position="rotary:scaling=linear,factor=2",
+        num_kv_heads=1, **DECODER),
     "umt5": ModelConfig(family="t5_1_1", position="relative_per_layer", **T5),
-    "mup_decoder": ModelConfig(
-        family="llama",
-        norm="rms_norm:gain=none",
-        parametrisation="mup:base_width=8",
-        logits_scale=0.5,
-        **DECODER,
-    ),
+    "mup_decoder": ModelConfig(family="llama", norm="rms_norm:gain=none",
+        parametrisation="mup:base_width=8", logits_scale=0.5, **DECODER),
     "mup_t5": ModelConfig(family="t5_1_1", parametrisation="mup:base_width=8", **T5),
-    "mup_t5_tied": ModelConfig(
-        family="t5_1_0", parametrisation="mup:readout=relative", norm="rms_norm:gain=scalar", **T5
-    ),
+    "mup_t5_tied": ModelConfig(family="t5_1_0", parametrisation="mup:readout=relative",
+        norm="rms_norm:gain=scalar", **T5),
     "umt5_tied": ModelConfig(family="t5_1_0", position="relative_per_layer", **T5),
     "t5_unscaled": ModelConfig(family="t5_1_1", tied_logits=True, logits_scale=1.0, **T5),
-    "t5_buckets": ModelConfig(
-        family="t5_1_0",
-        position="relative:num_buckets=16,max_distance=20",
-        norm="rms_norm:epsilon=1e-5",
-        **T5,
-    ),
+    "t5_buckets": ModelConfig(family="t5_1_0", position="relative:num_buckets=16,max_distance=20",
+        norm="rms_norm:epsilon=1e-5", **T5),
     "lm": ModelConfig(family="lm", **DECODER),
-    "lm_untied": ModelConfig(
-        family="lm", tied_logits=False, mlp_activations=("silu", "linear"), **DECODER
-    ),
+    "lm_untied": ModelConfig(family="lm", tied_logits=False, mlp_activations=("silu", "linear"),
+        **DECODER),
     "t5_squared_relu": ModelConfig(family="t5_1_1", mlp_activations=("squared_relu",), **T5),
     **entries("EXPORTED"),
-}
+}  # fmt: skip
 
 
 def random_params(config: ModelConfig, seed: int = 1):

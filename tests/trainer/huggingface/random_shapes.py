@@ -1,4 +1,4 @@
-"""Random models of transformers beyond T5, Llama, Gemma, GPT-2 and BERT, in folders.
+"""Random models of transformers in folders.
 
 python -m tests.trainer.huggingface.random_shapes     # compares their logits with ours
 """
@@ -12,13 +12,23 @@ import numpy as np
 from tasks.vocabulary import SpecialIds
 from tests.support.cases import entries
 from tests.trainer.huggingface.conftest import random_batch
+from tests.trainer.huggingface.sizes import LLAMA3, THEIR_DECODER, THEIR_T5, YARN
 from trainer.huggingface import configs, load, model_config, names, parity, weights
 from trainer.huggingface.kinds import KINDS
 from trainer.model.paths import named
 
 # Name -> (transformers' class without its ending, fields). Rows have up to 40 tokens, so windows
 # and caps change the logits.
-SHAPES = entries("SHAPES")
+GATED = THEIR_T5 | {"feed_forward_proj": "gated-gelu"}
+SHAPES = {
+    **entries("SHAPES"),
+    "llama, yarn": ("Llama", THEIR_DECODER | {"rope_parameters": YARN}),
+    "llama 3": ("Llama", THEIR_DECODER | {"rms_norm_eps": 1e-5, "rope_parameters": LLAMA3}),
+    "t5": ("T5", THEIR_T5),
+    "t5, gated": ("T5", GATED | {"tie_word_embeddings": False}),
+    "mt5": ("MT5", GATED),
+    "umt5": ("UMT5", GATED),
+}
 ARCHITECTURES = {
     **entries("ARCHITECTURES"),
     "Bert": "BertForPreTraining",

@@ -26,6 +26,10 @@ YARN = {
     **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0},
     "original_max_position_embeddings": 16,
 }
+LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0},
+    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 ORIGINAL = "original_max_position_embeddings"

@@ -14,15 +14,11 @@ SIZES = {"vocab_size": 384, "emb_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_d
 MODELS = {
     # Its norms multiply by 1 + scale.
     # Its tied logits follow the head's norm.
-    "bert": {
-        "family": "bert",
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 0,
-        "max_positions": 64,
-    },
+    "bert": {"family": "bert", "num_encoder_layers": 2, "num_decoder_layers": 0,
+        "max_positions": 64},
     # Its queries are made of its keys.
     **entries("FOLDED"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,7 @@ def test_shapes_in_transformers_4(tmp_path):
         folder = tmp_path / name.replace(", ", "_").replace(" ", "_")
         folder.mkdir()
         config, params = theirs.config, theirs.params
-        if name in (
-            "longt5",
-            "longt5, blocks",
-        ):  # 4.57 scales all tied logits
+        if name in ("longt5", "longt5, blocks"):  # 4.57 scales all tied logits
             config = replace(config, tied_logits=False, logits_scale=None)
             params = random_params(config)
         written = configs.to_config(config, 64, special=SpecialIds(pad=theirs.pad))

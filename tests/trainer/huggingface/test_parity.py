@@ -40,17 +40,11 @@ def test_logits_of_transformers_equal_ours(exported, name):
     assert np.abs(model.logits[0]).max() > 1
 
 
-CUSTOM_CODE = (
-    "lm",
-    "lm_untied",
-    "lm_of_pieces",
-    *rows("CUSTOM_CODE"),
-)
+CUSTOM_CODE = ("lm", "lm_untied", "lm_of_pieces", *rows("CUSTOM_CODE"))
 
 
 @pytest.mark.parametrize(
-    ("name", "prefix"),
-    [(name, False) for name in CUSTOM_CODE] + [("lm", True)],
+    ("name", "prefix"), [(name, False) for name in CUSTOM_CODE] + [("lm", True)]
 )
 def test_logits_of_the_modelling_file_equal_ours(exported, models, name, prefix):
     from trainer.huggingface.modeling_palimpsest import PalimpsestForCausalLM

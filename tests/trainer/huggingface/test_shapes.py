@@ -1,4 +1,4 @@
-"""Models of transformers beyond T5, Llama, Gemma, GPT-2 and BERT: the same numbers, both ways."""
+"""Models of transformers: the same numbers, both ways."""
 
 import json
 import math
@@ -64,7 +64,8 @@ def test_logits_of_a_folder_of_transformers(theirs, name):
     assert_parity(ours, parity.their_logits(made.model()), made.batch)
 
 
-@pytest.mark.parametrize("name", slow_unless(MOST, SHAPES))
+# What a configuration does not say is that it is mT5's.
+@pytest.mark.parametrize("name", slow_unless(MOST, [each for each in SHAPES if each != "mt5"]))
 def test_an_export_has_the_same_type_tensors_and_logits(theirs, name, tmp_path):
     made = theirs(name)
     written = configs.to_config(made.config, 64, special=SpecialIds(pad=made.pad))
@@ -105,14 +106,14 @@ def test_greedy_ids_are_those_of_transformers(theirs, name):
 
 
 # An epsilon above the rounding of gradients, which Adam would otherwise divide by themselves.
-RATE, EPSILON = 1e-3, 1e-4
+RATE, EPSILON, DECAY = 1e-3, 1e-4, 0.1
 
 
 # Without tied logits, RoBERTa has two biases for one.
 LEARNING = [name for name in SHAPES if name != "roberta, untied"]
 
 
-@pytest.mark.parametrize("name", slow_unless((*FEW, *rows("LEARNING_SHAPES")), LEARNING))
+@pytest.mark.parametrize("name", slow_unless(("t5", *FEW, *rows("LEARNING_SHAPES")), LEARNING))
 def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     import torch
 
@@ -122,14 +123,9 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     targets = batch.setdefault(f"{side}_target_tokens", batch.get("encoder_input_tokens"))
     batch[f"{side}_loss_weights"] = targets > 0
     ours, module = build_model(spec), made.model().train()
-    settings = OptimizerConfig(
-        name="adamw",
-        learning_rate=RATE,
-        beta1=0.9,
-        beta2=0.95,
-        epsilon=EPSILON,
-        schedule="constant",
-    )
+    rates = {"beta1": 0.9, "beta2": 0.95, "epsilon": EPSILON, "weight_decay": DECAY}
+    spared = {"no_weight_decay": ("scale$", "bias$", "rel_embedding$"), "schedule": "constant"}
+    settings = OptimizerConfig(name="adamw", learning_rate=RATE, **rates, **spared)
     optimizer = optimizer_of(settings, spec)
     loss_config = LossConfig(z_loss=0.0, normalizer="num_real_target_tokens")
 
@@ -147,9 +143,12 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
     for each in module.modules():
         if isinstance(each, torch.nn.Embedding):
             each.padding_idx = None  # which would not learn
-    adamw = torch.optim.AdamW(
-        module.parameters(), lr=RATE, betas=(0.9, 0.95), eps=EPSILON, weight_decay=0.0
-    )
+    # As in transformers' Trainer, weight decay spares norms and what is called a bias.
+    groups = {True: [], False: []}
+    for each, parameter in module.named_parameters():
+        groups["norm" in each.lower() or "bias" in each].append(parameter)
+    sparing = [{"params": groups[True], "weight_decay": 0.0}, {"params": groups[False]}]
+    adamw = torch.optim.AdamW(sparing, lr=RATE, betas=(0.9, 0.95), eps=EPSILON, weight_decay=DECAY)
     tensor = {name: torch.from_numpy(np.asarray(each, np.int64)) for name, each in batch.items()}
     inputs, targets = (tensor[f"{side}_{which}_tokens"] for which in ("input", "target"))
     # A decoder's rows begin with the padding's id.
@@ -161,12 +160,8 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
         given = {"input_ids": inputs, "attention_mask": mask}
         if made.config.architecture == "encoder_decoder":
             sources = tensor["encoder_input_tokens"]
-            given = {
-                "input_ids": sources,
-                "attention_mask": (sources > 0).long(),
-                "decoder_input_ids": inputs,
-                "decoder_attention_mask": mask,
-            }
+            given = {f"decoder_{key}": each for key, each in given.items()}
+            given |= {"input_ids": sources, "attention_mask": (sources > 0).long()}
         logits = module(**given).logits
         torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=0
@@ -185,9 +180,7 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
 
 # Source: config.json of google/gemma-2-2b, Qwen/Qwen2.5-0.5B, FacebookAI/roberta-base and
 # answerdotai/ModernBERT-base on the Hub.
-ON_THE_HUB = {
-    **entries("CONFIGS_ON_THE_HUB"),
-}
+ON_THE_HUB = {**entries("CONFIGS_ON_THE_HUB")}
 
 
 @pytest.mark.parametrize("name", ON_THE_HUB)
@@ -235,8 +228,9 @@ def others(value):
     return [None] if isinstance(value, str) else [1, 0.5, True]
 
 
+# GPT-2 with logits of its own is refused by its tensor, not by the field.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [each for each in SHAPES if each != "gpt2"])
 def test_a_changed_field_changes_our_numbers_too_or_is_refused(theirs, name, tmp_path):
     import torch
     import transformers

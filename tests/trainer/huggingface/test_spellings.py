@@ -40,7 +40,7 @@ def rewritten(made, tmp_path, changes):
     ("name", "changes"),
     [
         # What Qwen's model cards say to add, beside what transformers 5 writes.
-        *rows("SPELLINGS"),
+        *rows("SPELLINGS")
     ],
 )
 def test_both_spellings_are_read_as_transformers_does(theirs, name, changes, tmp_path):
@@ -58,12 +58,7 @@ def test_both_spellings_are_read_as_transformers_does(theirs, name, changes, tmp
     assert found.holds, str(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        *rows("CONTRADICTIONS"),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "message"), [*rows("CONTRADICTIONS")])
 def test_spellings_that_contradict_each_other_are_refused(theirs, name, changes, message, tmp_path):
     folder, _ = rewritten(theirs(name), tmp_path, changes)
     with pytest.raises(UserError, match=message):
@@ -74,10 +69,7 @@ def test_spellings_that_contradict_each_other_are_refused(theirs, name, changes,
 WRONG = ("seven", "7", 7, 0, -1, 0.5, True, [], ["x"], [1], {}, {"x": 1}, {"full_attention": 3})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [each for each in SHAPES if each in rows("OTHER_TYPES")],
-)
+@pytest.mark.parametrize("name", [each for each in SHAPES if each in rows("OTHER_TYPES")])
 def test_fields_of_other_types_are_refused(theirs, name, tmp_path):
     made = theirs(name)
     for field in made.written:

@@ -89,16 +89,12 @@ KINDS = {
     "t5": {},
     "byte_fallback": {"byte_fallback": True},
     "nfkc_cf": {"normalization_rule_name": "nfkc_cf"},
-    "kept_whitespace": {
-        "normalization_rule_name": "identity",
-        "add_dummy_prefix": False,
-        "remove_extra_whitespaces": False,
-        "byte_fallback": True,
-    },
+    "kept_whitespace": {"normalization_rule_name": "identity", "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False, "byte_fallback": True},
     "symbols": {"user_defined_symbols": ["<code>", "::", "=="]},
     "bpe": {"model_type": "bpe"},
     "bpe_byte_fallback": {"model_type": "bpe", "byte_fallback": True},
-}
+}  # fmt: skip
 
 
 def load(folder, words, *roles):

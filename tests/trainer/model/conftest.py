@@ -22,15 +22,10 @@ ENCODER_LENGTH, DECODER_LENGTH, VOCAB_SIZE = 7, 6, 40
 def tiny_config(family: str, **changes) -> ModelConfig:
     architecture = FAMILIES[family].architecture if family in FAMILIES else None
     fields = {
-        "family": family,
-        "vocab_size": VOCAB_SIZE,
-        "emb_dim": 12,
-        "num_heads": 2,
-        "head_dim": 4,
-        "mlp_dim": 16,
-        "num_encoder_layers": 0 if architecture == DECODER else 1,
+        "family": family, "vocab_size": VOCAB_SIZE, "emb_dim": 12, "num_heads": 2, "head_dim": 4,
+        "mlp_dim": 16, "num_encoder_layers": 0 if architecture == DECODER else 1,
         "num_decoder_layers": 0 if architecture == ENCODER else 1,
-    }
+    }  # fmt: skip
     return ModelConfig(**(fields | changes))
 
 

@@ -31,19 +31,13 @@ REFUSED = [
     ("bert", {"position": "sinuous"}, "position is .*must be"),
     ("bert", {"position": "rotary", "head_dim": 12}, "head_dim is .*must be"),
     ("lm", {"position": "rotary", "head_dim": 3}, "head_dim is .*must be"),
-    (
-        "llama",
-        {"attention_softcap": 1.0, "attention": "dot_product"},
-        "attention_softcap is .*unset",
-    ),
+    ("llama", {"attention_softcap": 1.0, "attention": "dot_product"},
+     "attention_softcap is .*unset"),
     ("llama", {"attention_window": "sliding:layers=gg"}, "attention_window is .*letters l and g"),
     ("llama", {"attention_window": "sliding:reach=3"}, "attention_window is .*without reach"),
     ("lm", {"attention_window": "sliding:decoder=false"}, "attention_window is .*one stack"),
-    (
-        "t5_1_1",
-        {"attention_window": "sliding:decoder=false,reach=3"},
-        "attention_window is .*whose reach is left out",
-    ),
+    ("t5_1_1", {"attention_window": "sliding:decoder=false,reach=3"},
+     "attention_window is .*whose reach is left out"),
     ("lm", {"attention_window": "sliding:base=50"}, "attention_window is .*without base"),
     ("llama", {"query_key_norm_over": "joined"}, "query_key_norm_over is .*head"),
     ("bert", {"logits_softcap": 1.0}, "logits_softcap is .*unset"),
@@ -51,11 +45,8 @@ REFUSED = [
     ("llama", {"token_types": 1}, "token_types is 1; it must be 2 in a model with a decoder"),
     ("t5_1_1", {"head_bias": False}, "head_bias is False; it must be True in a model with"),
     ("bert", {"norm_placement": "pre_but_first", "scan_layers": True}, "scan_layers is .*differ"),
-    (
-        "lm",
-        {"norm_placement": "pre_but_first", "parallel_blocks": "one_norm"},
-        "parallel_blocks is .*'pre_but_first'",
-    ),
+    ("lm", {"norm_placement": "pre_but_first", "parallel_blocks": "one_norm"},
+     "parallel_blocks is .*'pre_but_first'"),
     ("llama", {"attention_softcap": 0.0}, "attention_softcap is .*above 0"),
     ("llama", {"head_dim": 3}, "head_dim is .*must be"),
     ("lm", {"position": "rotary:cross=true"}, "position is .*without cross=true"),
@@ -67,21 +58,15 @@ REFUSED = [
     ("lm", {"attention": "dot_product", "attention_weights": "elu"}, "attention_weights is 'elu'"),
     ("lm", {"attention_weights": "softmin"}, "attention_weights is .*must be"),
     # Heads, scales and initial values.
-    (
-        "lm",
-        ODD_HEADS | {"num_kv_heads": 3},
-        "num_kv_heads is 3; .*divisor of num_heads, which is 4",
-    ),
+    ("lm", ODD_HEADS | {"num_kv_heads": 3},
+     "num_kv_heads is 3; .*divisor of num_heads, which is 4"),
     ("lm", {"attention_scale": 0.0}, "attention_scale is 0.0; .*above 0"),
     ("lm", {"logits_scale": float("nan")}, "logits_scale is nan"),
     ("lm", {"zero_init": ("keys",)}, "zero_init is .*logits, query, residual"),
     ("lm", {"zero_init": ("query", "query")}, "zero_init is .*each once"),
     ("lm", {"zero_init": ("logits",), "tied_logits": True}, "zero_init is .*tied"),
-    (
-        "lm",
-        {"parametrisation": "mup:readout=zero", "tied_logits": True},
-        "parametrisation .*readout: logits are",
-    ),
+    ("lm", {"parametrisation": "mup:readout=zero", "tied_logits": True},
+     "parametrisation .*readout: logits are"),
     # Norms, blocks and experts.
     ("lm", {"parallel_blocks": "one_norm", "norm_placement": "post"}, "parallel_blocks is 'one_"),
     ("lm", {"mixer": "mdah"}, "mixer is 'mdah'; it must be one of 'attention'"),
@@ -92,13 +77,11 @@ REFUSED = [
     ("t5_1_1", {"feed_forward": "none", "mlp_bias": True}, "mlp_bias is True"),
     ("llama", {"encoder_sizes": ("emb_dim=16",)}, "encoder_sizes is .*left out unless cross_att"),
     ("t5_1_1", {"encoder_sizes": ("width=16",)}, "encoder_sizes is .*sizes such as emb_dim=512"),
-    (
-        *("t5_1_1", {"encoder_sizes": ("emb_dim=12",), "shared_embedding": False}),
-        "encoder_sizes is .*other than the decoder's",
-    ),
+    (*("t5_1_1", {"encoder_sizes": ("emb_dim=12",), "shared_embedding": False}),
+     "encoder_sizes is .*other than the decoder's"),
     ("llama", {"attention_window": "sliding:ahead=3"}, "attention_window is .*without reach and"),
     *rows("REFUSED"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED)

@@ -144,10 +144,7 @@ def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
             "decoder_loss_weights": np.ones_like(targets),
         }
     else:
-        batch |= {
-            "encoder_target_tokens": targets,
-            "encoder_loss_weights": np.ones_like(targets),
-        }
+        batch |= {"encoder_target_tokens": targets, "encoder_loss_weights": np.ones_like(targets)}
     return {
         name: array.astype(np.int32)
         for name, array in batch.items()

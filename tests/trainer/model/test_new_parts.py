@@ -28,12 +28,9 @@ pytestmark = pytest.mark.processes
 
 MIXER = {"mixer": "average", "position": "absolute"}
 OTHERS = {
-    "norm": "magnitude",
-    "position": "ramp",
-    "feed_forward": "sines:width=16",
-    "parametrisation": "small",
-    "parallel_blocks": "halved",
-}
+    "norm": "magnitude", "position": "ramp", "feed_forward": "sines:width=16",
+    "parametrisation": "small", "parallel_blocks": "halved",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -25,12 +25,9 @@ LENGTH, WIDTH = 5, 4
 def arrays(*names):
     key = jax.random.key(7)
     shapes = {
-        "x": (3, WIDTH),
-        "kernels": (LENGTH, WIDTH, WIDTH),
-        "bias": (WIDTH,),
-        "scale": (),
+        "x": (3, WIDTH), "kernels": (LENGTH, WIDTH, WIDTH), "bias": (WIDTH,), "scale": (),
         "more": (LENGTH, 3, WIDTH),
-    }
+    }  # fmt: skip
     drawn = {
         name: jax.random.normal(jax.random.fold_in(key, index), shape)
         for index, (name, shape) in enumerate(shapes.items())

@@ -156,7 +156,10 @@ def test_slopes_of_heads_that_are_no_power_of_two():
     np.testing.assert_allclose(alibi_slopes(4), [2.0**-power for power in (2, 4, 6, 8)])
 
 
-@pytest.mark.parametrize("position", ["alibi", "sinusoidal", "rotary:fraction=0.5", "none"])
+@pytest.mark.parametrize(
+    "position",
+    ["alibi", "sinusoidal", "rotary:fraction=0.5", "none", "absolute", "relative_per_layer"],
+)
 def test_packed_examples_count_positions_of_their_own(position):
     model = TinyModel("lm", **SIZES, position=position)
     both = np.concatenate([TOKENS, TOKENS])[None]

@@ -14,13 +14,9 @@ from trainer.model import parts
 from trainer.model.attention import DotProductAttention
 from trainer.model.dense import Shared
 from trainer.model.device import Device
-from trainer.model.embedding import DenseLogits, TiedLogits
 from trainer.model.masks import Mask, Rows
-from trainer.model.norms import POST_NORM, PRE_NORM, LayerNorm, NoNorm
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import (
-    LearnedPosition,
-    RotaryPosition,
     T5RelativePosition,
 )
 from trainer.model.slots import Choice
@@ -56,36 +52,6 @@ def test_every_part_can_be_built_and_is_equal_to_itself(make_config, slot, name,
     changes = {"num_heads": 4, "max_positions": 8, slot: name}
     one, other = (model_spec(make_config(family, **changes)) for _ in range(2))
     assert one == other
-
-
-def test_families_fill_the_slots(make_config):
-    t5_1_0, t5_1_1, lm = (model_spec(make_config(name)) for name in ("t5_1_0", "t5_1_1", "lm"))
-    assert t5_1_0.decoder.layers[0].feed_forward.activations == ("relu",)
-    assert t5_1_1.decoder.layers[0].feed_forward.activations == ("gelu", "linear")
-    assert [type(spec.decoder.logits) for spec in (t5_1_0, t5_1_1, lm)] == [
-        TiedLogits,
-        DenseLogits,
-        TiedLogits,
-    ]
-    llama = model_spec(make_config("llama", head_dim=4))
-    assert llama.decoder.layers[0].feed_forward.activations == ("silu", "linear")
-    assert llama.decoder.position == RotaryPosition(channels=4)
-    assert isinstance(llama.decoder.logits, DenseLogits)
-    for decoder_only in (lm, llama):
-        assert decoder_only.encoder is None
-        assert decoder_only.decoder.layers[0].cross_mixer is None
-    bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
-    assert bert.encoder.layers[0].placements.sublayers == POST_NORM
-    assert pre_ln.encoder.layers[0].placements.sublayers == PRE_NORM
-    assert isinstance(bert.encoder.norm, NoNorm)
-    assert isinstance(pre_ln.encoder.norm, LayerNorm)
-    assert isinstance(bert.encoder.position, LearnedPosition)
-    rotary = model_spec(make_config("bert", position="rotary", head_dim=64))
-    assert rotary.encoder.position == RotaryPosition(channels=16)
-    assert model_spec(make_config("lm", position="rotary")).decoder.position.channels == 4
-    both = model_spec(make_config("t5_1_1", position="rotary"))
-    assert both.encoder.position == both.decoder.position == RotaryPosition(channels=4)
-    assert make_config("lm", max_positions=600, position="absolute").counts_positions
 
 
 @pytest.mark.parametrize(

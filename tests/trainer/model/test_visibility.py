@@ -49,39 +49,6 @@ def test_prefix(make_tiny, batch, family, segments, prefix):
     check(make_tiny(family), batch, None, segments, prefix)
 
 
-@every_scheme
-def test_packed_rows_equal_rows_of_their_own(make_tiny, family, position):
-    tiny = make_tiny(family, position=position)
-    lengths = {"encoder": (3, 4), "decoder": (2, 4)}
-    tokens = np.random.default_rng(0).integers(1, 40, (2, 2, 4))
-
-    def rows(side: int, name: str, packed: bool) -> np.ndarray:
-        examples = [tokens[side, i, :length] for i, length in enumerate(lengths[name])]
-        if packed:
-            return np.concatenate(examples)[None]
-        return np.stack([np.pad(example, (0, 4 - len(example))) for example in examples])
-
-    def batch(packed: bool) -> dict[str, np.ndarray]:
-        targets = rows(1, "decoder", packed)
-        features = {
-            "encoder_input_tokens": rows(0, "encoder", packed),
-            "decoder_input_tokens": (targets * 7) % 40,
-            "decoder_target_tokens": targets,
-            # The first example's first token and the second's first two.
-            "decoder_causal_attention": np.array(
-                [[1, 0, 1, 1, 0, 0]] if packed else [[1, 0, 0, 0], [1, 1, 0, 0]]
-            ),
-        }
-        if packed:
-            for name, sizes in lengths.items():
-                features[f"{name}_segment_ids"] = np.repeat([1, 2], sizes)[None]
-        return features
-
-    together, apart = tiny.apply(batch(packed=True)), tiny.apply(batch(packed=False))
-    np.testing.assert_allclose(together[0, :2], apart[0, :2], atol=2e-6)
-    np.testing.assert_allclose(together[0, 2:], apart[1], atol=2e-6)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_gives_no_nan(make_tiny, family):
     tiny = make_tiny(family)

@@ -16,14 +16,10 @@ from trainer.config.optimizer import OPTIMIZERS, Optimizer
 TOY = example("An optimizer")
 B, L, V = 8, 16, 128
 FLAGS = (
-    "--optimizer.name=toy",
-    "--optimizer.schedule=constant",
-    "--optimizer.learning_rate=0.2",
-    "--loss.normalizer=num_real_target_tokens",
-    f"--model.vocab_size={V}",
-    f"--batch_size={B}",
+    "--optimizer.name=toy", "--optimizer.schedule=constant", "--optimizer.learning_rate=0.2",
+    "--loss.normalizer=num_real_target_tokens", f"--model.vocab_size={V}", f"--batch_size={B}",
     f"--lengths.targets={L}",
-)
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -356,18 +356,14 @@ def test_what_cannot_go_back_or_branch_is_refused(text_cache, plain, copied, cap
         (["--branch_from={plain}@10", "--preset=t5_1_1_small"], "has t5_1_1_tiny, which a branch"),
         (["--branch_from={plain}@10", "--model.mlp_dim=8"], "a branch keeps its run's model"),
         (["--branch_from={plain}@10", SKIP], "but update 10 is made, which read batch 10"),
-        (
-            ["--branch_from={plain}@10", "--optimizer.name=adafactor"],
-            "optimizer.name was adamw, is adafactor; a branch has its run's state",
-        ),
+        (["--branch_from={plain}@10", "--optimizer.name=adafactor"],
+         "optimizer.name was adamw, is adafactor; a branch has its run's state"),
         (["--branch_from={plain}@10", "--lora.rank=2"], "lora.rank was None, is 2; a branch"),
-        (
-            ["--branch_from={plain}@10", "--plateau.metric=loss", "--evaluation.every_steps=5"],
-            "plateau.metric was None, is loss; a branch",
-        ),
+        (["--branch_from={plain}@10", "--plateau.metric=loss", "--evaluation.every_steps=5"],
+         "plateau.metric was None, is loss; a branch"),
         (["--branch_from={plain}@10", "--rewind_to=5"], "has no checkpoint yet"),
     ],
-)
+)  # fmt: skip
 def test_a_branch_that_cannot_begin_is_refused(plain, tmp_path, capsys, flags, says):
     words = [each.format(plain=plain) for each in [*flags, f"--model_dir={tmp_path / 'new'}"]]
     code, errors = ended("trainer.pretrain", words, capsys)

@@ -62,12 +62,3 @@ def test_a_decoder_keeps_its_ids_and_gets_no_others(tmp_path):
     for name in ("config.json", special_ids.GENERATION):
         stored = json.loads((tmp_path / "back" / name).read_text())
         assert {n: stored[n] for n in special_ids.NAMES if n in stored} == ids
-
-
-def test_the_step_of_an_exported_folder_is_its_record_s(folder, tmp_path, capsys):
-    (folder / "conversion.json").write_text(json.dumps({"step": 2200}))
-    try:
-        convert.main([f"--from={folder}", f"--to={tmp_path}/run", "--format=palimpsest"])
-    finally:
-        (folder / "conversion.json").unlink()
-    assert (tmp_path / "run" / "checkpoint_2200").is_dir()

@@ -19,12 +19,7 @@ def theirs(tmp_path_factory):
     return cache(lambda name: Theirs(name, tmp_path_factory.mktemp("shapes") / "model"))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        *ENCODERS_LACK,
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "message"), [*ENCODERS_LACK])
 def test_what_our_encoders_lack_is_refused(name, changes, message):
     with pytest.raises(UserError, match=message):
         from_config({**CONFIGS_ON_THE_HUB[name], **changes}, "config.json")

@@ -41,10 +41,7 @@ def look_often(monkeypatch):
 
 
 # Tokens of shards: some have no window, some end in the middle of one, and one is empty.
-SIZES = {
-    "train": (9000, 4003, 30, 7001, 0, 12345, 2000, 8765, 11),
-    "validation": (900, 0, 1300),
-}
+SIZES = {"train": (9000, 4003, 30, 7001, 0, 12345, 2000, 8765, 11), "validation": (900, 0, 1300)}
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,10 @@ BASE |= {"model.num_encoder_layers": 12, "model.num_decoder_layers": 12, "length
 LARGE = {"model.emb_dim": 1024, "model.num_heads": 16, "model.mlp_dim": 2816}
 LARGE |= {"model.num_encoder_layers": 24, "model.num_decoder_layers": 24, "lengths.targets": 512}
 SCRATCH = {
-    "model.vocab_size": 64_000,
-    "vocabulary.model_file": "gs://bucket/ro.model",
-    "init_from": None,
-    "optimizer.learning_rate": 1.0,
-    "checkpoint.every_steps": 10_000,
-    "checkpoint.keep": 5,
+    "model.vocab_size": 64_000, "vocabulary.model_file": "gs://bucket/ro.model", "init_from": None,
+    "optimizer.learning_rate": 1.0, "checkpoint.every_steps": 10_000, "checkpoint.keep": 5,
     "train_steps": 2_000_000,
-}
+}  # fmt: skip
 CONTINUED = {
     "model.vocab_size": 250_112,
     "vocabulary.model_file": MT5_VOCABULARY,
@@ -193,83 +189,43 @@ def test_a_task_of_ours_is_read_from_its_cache():
 
 
 MEANINGS = {
-    "an optimizer's arguments": (
-        [
-            "Adafactor.beta1 = 0.9",
-            "Adafactor.clipping_threshold = None",
-            "Adafactor.weight_decay_rate = 1",
-            "Adafactor.weight_decay_rate_lr_exponent = 2.0",
-            "Adafactor.global_norm_clip_threshold = 1.0",
-            "Adafactor.epsilon2 = 1e-2",
-        ],
-        {
-            "optimizer.beta1": 0.9,
-            "optimizer.clipping_threshold": math.inf,
-            "optimizer.weight_decay": 1.0,
-            "optimizer.weight_decay_rate_exponent": 2.0,
-            "optimizer.clip_norm": 1.0,
-            "optimizer.minimum_parameter_scale": 0.01,
-        },
-    ),
-    "adamw of optax with a rate of its own": (
-        ["OPTIMIZER = @optimizers.adamw()", "optimizers.adamw.learning_rate = 1e-3"],
-        {
-            "optimizer.name": "adamw",
-            "optimizer.schedule": "constant",
-            "optimizer.learning_rate": 1e-3,
-            "optimizer.weight_decay": 1e-4,
-            "optimizer.no_weight_decay": (),
-        },
-    ),
-    "lion with the run's schedule": (
-        [
-            "OPTIMIZER = @optimizers.lion()",
-            "optimizers.lion.learning_rate = @utils.create_learning_rate_scheduler()",
-        ],
-        {"optimizer.name": "lion", "optimizer.learning_rate": 1.0, "optimizer.beta2": 0.99},
-    ),
-    "a loss divided": (
-        ["LOSS_NORMALIZING_FACTOR = 233472", "LABEL_SMOOTHING = 0.1"],
-        {"loss.normalizing_constant": 233472.0, "loss.label_smoothing": 0.1},
-    ),
-    "a loss by its tokens": (
-        ["LOSS_NORMALIZING_FACTOR = 'NUM_REAL_TARGET_TOKENS'"],
-        {"loss.normalizer": "num_real_target_tokens"},
-    ),
-    "parameters divided twice": (
-        ["standard_logical_axis_rules.parameter_partitioning_dims = 2"],
-        {"mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": 2},
-    ),
-    "a submesh": (
-        ["PjitPartitioner.model_parallel_submesh = (2, 2, 1, 1)"],
-        {"mesh.tensor": 4},
-    ),
+    "an optimizer's arguments": (["Adafactor.beta1 = 0.9", "Adafactor.clipping_threshold = None",
+        "Adafactor.weight_decay_rate = 1", "Adafactor.weight_decay_rate_lr_exponent = 2.0",
+        "Adafactor.global_norm_clip_threshold = 1.0", "Adafactor.epsilon2 = 1e-2"],
+        {"optimizer.beta1": 0.9, "optimizer.clipping_threshold": math.inf,
+        "optimizer.weight_decay": 1.0, "optimizer.weight_decay_rate_exponent": 2.0,
+        "optimizer.clip_norm": 1.0, "optimizer.minimum_parameter_scale": 0.01}),
+    "adamw of optax with a rate of its own": (["OPTIMIZER = @optimizers.adamw()",
+        "optimizers.adamw.learning_rate = 1e-3"],
+        {"optimizer.name": "adamw", "optimizer.schedule": "constant",
+        "optimizer.learning_rate": 1e-3, "optimizer.weight_decay": 1e-4,
+        "optimizer.no_weight_decay": ()}),
+    "lion with the run's schedule": (["OPTIMIZER = @optimizers.lion()",
+        "optimizers.lion.learning_rate = @utils.create_learning_rate_scheduler()"],
+        {"optimizer.name": "lion", "optimizer.learning_rate": 1.0, "optimizer.beta2": 0.99}),
+    "a loss divided": (["LOSS_NORMALIZING_FACTOR = 233472", "LABEL_SMOOTHING = 0.1"],
+        {"loss.normalizing_constant": 233472.0, "loss.label_smoothing": 0.1}),
+    "a loss by its tokens": (["LOSS_NORMALIZING_FACTOR = 'NUM_REAL_TARGET_TOKENS'"],
+        {"loss.normalizer": "num_real_target_tokens"}),
+    "parameters divided twice": (["standard_logical_axis_rules.parameter_partitioning_dims = 2"],
+        {"mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": 2}),
+    "a submesh": (["PjitPartitioner.model_parallel_submesh = (2, 2, 1, 1)"], {"mesh.tensor": 4}),
     "microbatches": (["Trainer.num_microbatches = 4"], {"microbatches": 4}),
-    "no checkpoint but the last": (
-        ["utils.CheckpointConfig.save = None", "utils.CheckpointConfig.restore = None"],
-        {"checkpoint.every_steps": 0, "init_from": None},
-    ),
+    "no checkpoint but the last": (["utils.CheckpointConfig.save = None",
+        "utils.CheckpointConfig.restore = None"], {"checkpoint.every_steps": 0, "init_from": None}),
     "no evaluation": (["train.train_eval_dataset_cfg = None"], {"evaluation.every_steps": 0}),
     "statistics": (["train.stats_period = 50"], {"metrics.every_steps": 50}),
     "the order of the cache": (["SHUFFLE_TRAIN_EXAMPLES = False"], {"data.shuffle": "none"}),
     "unpacked rows": (["train/utils.DatasetConfig.pack = False"], {"data.pack": False}),
     "steps from the beginning": (["train.relative_steps = 9"], {"train_steps": 9}),
-    "the newest of a folder": (
-        ["INITIAL_CHECKPOINT_PATH = 'gs://a/b'", "RestoreCheckpointConfig.mode = 'latest'"],
-        {"init_from": "gs://a/b"},
-    ),
-    "T5 1.0": (
-        [
-            "network.T5Config.mlp_activations = ('relu',)",
-            "network.T5Config.logits_via_embedding = True",
-        ],
-        {"model.family": "t5_1_0", "model.mlp_activations": ("relu",), "model.tied_logits": True},
-    ),
-    "layers scanned": (
-        ["T5Config.scan_layers = True", "T5Config.remat_policy = 'minimal'"],
-        {"model.scan_layers": True, "model.remat": "dots"},
-    ),
-}
+    "the newest of a folder": (["INITIAL_CHECKPOINT_PATH = 'gs://a/b'",
+        "RestoreCheckpointConfig.mode = 'latest'"], {"init_from": "gs://a/b"}),
+    "T5 1.0": (["network.T5Config.mlp_activations = ('relu',)",
+        "network.T5Config.logits_via_embedding = True"],
+        {"model.family": "t5_1_0", "model.mlp_activations": ("relu",), "model.tied_logits": True}),
+    "layers scanned": (["T5Config.scan_layers = True", "T5Config.remat_policy = 'minimal'"],
+        {"model.scan_layers": True, "model.remat": "dots"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", MEANINGS)

@@ -100,6 +100,35 @@ BROKEN = {
         "T5Config.mlp_activations = ('gleu', 'linear')",
         ["T5Config.mlp_activations", "gelu, linear"],
     ),
+    "evaluations": ("include 't5x/configs/runs/eval.gin'", ["trainer.evaluate --model_dir=DIR"]),
+    "predictions": ("include 't5x/configs/runs/infer.gin'", ["python -m trainer.generate"]),
+    "exports": ("from t5x import export_lib\nexport_lib.save.model_name = 'x'", ["trainer.export"]),
+    "compilation": ("include 't5x/configs/runs/precompile.gin'", ["palimpsest plan"]),
+    "perplexity": ("include 'perplexity_eval.gin'", ["--steps=all --split=validation"]),
+    "a script's evaluation": (
+        "import __main__ as s\ns.evaluate.output_dir = 'x'",
+        ["python -m trainer.evaluate"],
+    ),
+    "a script's predictions": ("import __main__ as s\ns.infer.mode = 'x'", ["trainer.export"]),
+    "umT5": (
+        "include 'flaxformer/t5x/configs/umt5/base.gin'",
+        ["--model.position=relative_per_layer"],
+    ),
+    "Flaxformer": (
+        "from flax import linen\nfrom flaxformer import x\n"
+        "bias/linen.initializers.normal.stddev = 1e-6\nx.Encoder.size = 3",
+        ["Flaxformer's models are not read"],
+    ),
+    "Flaxformer's files": (
+        "include '/flaxformer/flaxformer/t5x/a.gin'",
+        ["Flaxformer's models are not read"],
+    ),
+    "a model of their own": (
+        "from mine import network\nnetwork.T5Config.emb_dim = 8",
+        ["scalable_t5.network.T5Config, as code that files name is not run"],
+    ),
+    "latin-1": ("include 'latin.gin'", ["is not UTF-8 (byte 5): save it as UTF-8"]),
+    "UTF-16": ("include 'utf16.gin'", ["is not UTF-8 (byte 0)"]),
 }
 
 
@@ -108,6 +137,8 @@ def folder(tmp_path):
     """A folder with a good file, one that includes it, and modules that leave a trace."""
     (tmp_path / "run.gin").write_text(GOOD)
     (tmp_path / "other.gin").write_text("include 'run.gin'\n")
+    (tmp_path / "latin.gin").write_bytes("# caf\xe9\n".encode("latin-1"))
+    (tmp_path / "utf16.gin").write_bytes("TRAIN_STEPS = 5\n".encode("utf-16"))
     for module in ("trap", "my_library"):
         (tmp_path / f"{module}.py").write_text("open('executed', 'w').close()")
     return tmp_path
@@ -139,7 +170,7 @@ def test_a_broken_file_is_refused_by_file_and_line(case, folder, monkeypatch):
         read(folder)
     message = str(error.value)
     assert "\n" not in message
-    places = [f"run.gin:{line}" for line in (10, 11)] + ["other.gin:1"]
+    places = [f"run.gin:{line}" for line in range(10, 14)] + ["other.gin:1"]
     assert message.startswith(tuple(places))
     for part in says:
         assert part in message

@@ -78,19 +78,6 @@ def test_a_run_from_a_gin_file_equals_the_run_from_flags(text_cache, tmp_path):
     assert written["origins"]["batch_size"] == "tiny.gin:13 via BATCH_SIZE"
 
 
-def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.gin").write_text(RECIPE)
-    flags = ("--gin_file=tiny.gin", "--gin.MODEL_DIR='model'", "--print_config")
-    assert main([*flags, f"--cache_dir={text_cache.parent}", "--batch_size=8"]) == 0
-    shown = capsys.readouterr().out
-    lines = {line.split()[0]: line for line in shown.splitlines() if "#" in line}
-    assert lines["train_steps"].endswith("# tiny.gin:12 via TRAIN_STEPS")
-    assert lines["batch_size"].endswith("# command line")
-    assert lines["model.emb_dim"].endswith("# t5x/examples/t5/t5_1_1/tiny.gin (built in)")
-    assert not (tmp_path / "model").exists()
-
-
 def test_a_vocabulary_other_than_the_cache_is_refused(text_cache, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     own = next(text_cache.parents[1].glob("vocabulary/*.model"))

@@ -2,8 +2,8 @@
 
 Each repository has a tasks.py beside its gin files, which needs T5 and TensorFlow Datasets, and
 scripts that start T5X there. The folders here are minimal equivalents in words of our own, with
-the settings that count: of dumitrescustefan/t5x_models (6847565), bertin-project/bertin-t5x
-(e466ad5) and NbAiLab/nb-t5x (0f97683).
+the settings that count: of dumitrescustefan/t5x_models (6847565) and bertin-project/bertin-t5x
+(e466ad5).
 """
 
 import os
@@ -74,32 +74,12 @@ seqio.SentencePieceVocabulary.sentencepiece_model_file = 'gs://32000_unigram.sp.
 seqio.SentencePieceVocabulary.extra_ids = 100
 NUM_EMBEDDINGS = 32128
 """
-MT5, T5 = "mt5/{}", "t5_1_1/{}"
-# Repository and recipe -> model, size, task, updates, batch; other lines of the file.
+# Recipe -> model, task, updates; other lines of the file, with settings that T5X drops in silence.
 OTHERS = {
-    ("bertin-t5x", "finetune_mt5_base"): (
-        *(MT5, "base", "mc4_es_gaussian_span_corruption", 2_000_000, 128),
-        "",
-    ),
-    ("bertin-t5x", "finetune_mt5_large_lm"): (
-        *(MT5, "large", "mc4_es_gaussian_prefix_lm_mt5", 5_000_000, 56),
-        "BATCH_SIZE = 56\n",
-    ),
-    ("bertin-t5x", "finetune_t5_base"): (
-        *(T5, "base", "mc4_es_gaussian_span_corruption_unigram", 2_000_000, 128),
-        VOCABULARY,
-    ),
-    ("bertin-t5x", "pretrain_t5_1_1_base"): (
-        *(None, "base", "mc4_es_gaussian_span_corruption_pretrain", 2_000_000, 128),
-        VOCABULARY + "INITIAL_CHECKPOINT_PATH = 'gs//t5-data/a'\n",
-    ),
-    ("nb-t5x", "finetune_t5_large_new_scandi_vocab_lm"): (
-        *(T5, "large", "extended_prefix_lm_scandi_unigram", 18_000_000, 64),
-        VOCABULARY + "BATCH_SIZE = 64\n",
-    ),
-    ("nb-t5x", "finetune_t5_base_new_scandi_vocab"): (
-        *(T5, "base", "extended_span_corruption_pretrain_scandi_unigram", 16_000_000, 128),
-        VOCABULARY,
+    "finetune_t5_base": ("t5_1_1/base", "mc4_es_gaussian_span_corruption", 2_000_000, VOCABULARY),
+    "pretrain_t5_1_1_base": (
+        *(None, "mc4_es_gaussian_span_corruption_pretrain", 1_000_000),
+        "BATCH_SIZE = 56\nINITIAL_CHECKPOINT_PATH = 'gs//t5-data/a'\n",
     ),
 }
 
@@ -115,10 +95,10 @@ def clone(home: pathlib.Path, repository: str, name: str) -> pathlib.Path:
             shutil.copy(RECIPES / file, folder)
         (folder / "run.sh").write_text(OF_ROMANIAN.format(name))
         return folder
-    model, size, task, steps, _, more = OTHERS[repository, name]
+    model, task, steps, more = OTHERS[name]
     head = PRETRAINED
     if model:
-        head = FINETUNED.format(model=model.format(size), checkpoint=f"{name}/checkpoint_1")
+        head = FINETUNED.format(model=model, checkpoint=f"{name}/checkpoint_1")
     text = head + SETTINGS.format(task=task, steps=steps) + more
     (folder / f"{name}.gin").write_text(text)
     (folder / "run.sh").write_text(OF_OTHERS.format(name))
@@ -151,40 +131,29 @@ def fields(shown: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ROMANIAN)
 def test_the_romanian_recipes_are_read_from_their_folder(name, tmp_path):
-    folder = clone(tmp_path, "t5x_models", name)
-    shown = started(folder, "--print_config")
-    found = fields(shown)
-    large, continued = name.endswith("large"), name.startswith("ro_mt5x")
-    assert found["model_dir"] == f'"gs://myv4-bucket/{name}"'
-    assert found["task"] == '"seqio:rlm_span_corruption_stream"'
-    assert found["model.emb_dim"] == ("1024" if large else "768")
-    assert found["model.vocab_size"] == ("250112" if continued else "64000")
-    assert found["lengths.targets"] == ("512" if large else "256")
-    size = "large" if large else "base"
-    start = f'"gs://t5-data/pretrained_models/t5x/mt5_{size}/checkpoint_1000000"'
-    assert found["init_from"] == (start if continued else "null")
+    """What they set is in test_recipe.py."""
+    shown = started(clone(tmp_path, "t5x_models", name), "--print_config")
+    assert fields(shown)["model_dir"] == f'"gs://myv4-bucket/{name}"'
     assert f"not imported: {name}_tasks ({name}.gin:5): --task_module={name}_tasks" in shown
-    assert ("its last text pieces would serve as sentinels" in shown) == (not continued)
+    warned = "its last text pieces would serve as sentinels" in shown
+    assert warned == name.startswith("ro_t5x")
 
 
-@pytest.mark.parametrize(("repository", "name"), OTHERS)
-def test_other_recipes_are_read_from_their_folder(repository, name, tmp_path):
-    model, size, task, steps, rows, more = OTHERS[repository, name]
-    shown = started(clone(tmp_path, repository, name), "--print_config")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_recipes_are_read_from_their_folder(name, tmp_path):
+    model, task, steps, more = OTHERS[name]
+    shown = started(clone(tmp_path, "bertin-t5x", name), "--print_config")
     found = fields(shown)
     assert found["task"] == f'"seqio:{task}"'
-    assert (found["train_steps"], found["batch_size"]) == (str(steps), str(rows))
+    assert (found["train_steps"], found["batch_size"]) == (str(steps), "128" if model else "56")
     assert (found["lengths.inputs"], found["lengths.targets"]) == ("512", "512")
-    assert found["model.emb_dim"] == ("1024" if size == "large" else "768")
-    assert found["model.vocab_size"] == ("250112" if model == MT5 else "32128")
+    assert (found["model.emb_dim"], found["model.vocab_size"]) == ("768", "32128")
     assert found["vocabulary.extra_ids"] == ("100" if VOCABULARY in more else "null")
     assert found["init_from"] == (f'"gs://{name}/checkpoint_1"' if model else "null")
     assert f"not imported: tasks ({name}.gin:" in shown
     assert "read, no counterpart: --tfds_data_dir: " in shown
-    # Settings that T5X drops in silence.
     for dead in ("NUM_EMBEDDINGS", "INITIAL_CHECKPOINT_PATH"):
-        idle = f"{dead} =" in more
-        assert (f"warning: {dead} ({name}.gin:" in shown) == idle
+        assert (f"warning: {dead} ({name}.gin:" in shown) == (f"{dead} =" in more)
 
 
 SMALL = (
@@ -194,15 +163,14 @@ SMALL = (
     *("--metrics.every_steps=1", "--metrics.tensorboard=false", "--evaluation.every_steps=0"),
     *("--mesh.tensor=1", f"--task={TASK}", "--model_dir=run"),
 )
-TRAINED = (("t5x_models", "ro_t5x_base"), ("t5x_models", "ro_mt5x_large"), *OTHERS)
+TRAINED = ("ro_t5x_base", "ro_mt5x_large", *OTHERS)
 
 
-@pytest.mark.parametrize(("repository", "name"), slow_unless(TRAINED[:1], TRAINED))
-def test_recipes_train_in_their_folder(repository, name, text_cache, tmp_path):
-    folder = clone(tmp_path, repository, name)
-    scratch = "--gin.INITIAL_CHECKPOINT_PATH=None"
+@pytest.mark.parametrize("name", slow_unless(TRAINED[:1], TRAINED))
+def test_recipes_train_in_their_folder(name, text_cache, tmp_path):
+    folder = clone(tmp_path, "t5x_models" if name in ROMANIAN else "bertin-t5x", name)
     # The vocabulary of the cache has its sentinels inside.
-    own = VOCABULARY in OTHERS.get((repository, name), [""])[-1]
-    inside = ["--vocabulary.extra_ids=0"] if own else []
+    inside = ["--vocabulary.extra_ids=0"] * (VOCABULARY in OTHERS.get(name, [""])[-1])
+    scratch = "--gin.INITIAL_CHECKPOINT_PATH=None"
     started(folder, f"--cache_dir={text_cache.parent}", scratch, *inside, *SMALL)
     assert [step for _, step in losses(folder / "run")] == [1, 2]

@@ -4,28 +4,17 @@ from tests.trainer.huggingface.sizes import T5, THEIR_T5
 from trainer.model.config import ModelConfig
 
 REFUSED = [
-    (
-        "t5_1_1",
-        {"attention_window": "transient_global", "attention": "pallas", "num_encoder_layers": 1},
-        "attention is 'pallas'",
-    ),
+    ("t5_1_1",
+     {"attention_window": "transient_global", "attention": "pallas", "num_encoder_layers": 1},
+     "attention is 'pallas'"),
     ("lm", {"attention_window": "transient_global"}, "num_encoder_layers is 0; .*above 0 with"),
-    (
-        "t5_1_1",
-        {"attention_window": "transient_global", "position": "rotary"},
-        "position is 'rotary'; .*'relative' with attention_window 'transient_global'",
-    ),
-    (
-        "t5_1_1",
-        {"attention_window": "transient_global", "attention": "dot_product"},
-        "attention is 'dot_product'; .*'auto' or 'einsum'",
-    ),
-    (
-        "t5_1_1",
-        {"attention_window": "transient_global", "token_dropping": 1},
-        "token_dropping is 1; .*0 with",
-    ),
-]
+    ("t5_1_1", {"attention_window": "transient_global", "position": "rotary"},
+     "position is 'rotary'; .*'relative' with attention_window 'transient_global'"),
+    ("t5_1_1", {"attention_window": "transient_global", "attention": "dot_product"},
+     "attention is 'dot_product'; .*'auto' or 'einsum'"),
+    ("t5_1_1", {"attention_window": "transient_global", "token_dropping": 1},
+     "token_dropping is 1; .*0 with"),
+]  # fmt: skip
 
 TOTALS = [
     ("longt5_local_base", {}, None, 247_577_856),
@@ -33,14 +22,9 @@ TOTALS = [
 ]
 
 EXPORTED = {
-    "mup_longt5": ModelConfig(
-        family="t5_1_1",
-        parametrisation="mup:base_width=8",
-        norm="rms_norm:gain=none",
-        attention_window="transient_global:window=5,block=4",
-        **T5,
-    ),
-}
+    "mup_longt5": ModelConfig(family="t5_1_1", parametrisation="mup:base_width=8",
+        norm="rms_norm:gain=none", attention_window="transient_global:window=5,block=4", **T5),
+}  # fmt: skip
 
 LONGT5 = THEIR_T5 | {
     "local_radius": 6,
@@ -49,15 +33,11 @@ LONGT5 = THEIR_T5 | {
 }
 SHAPES = {
     "longt5": ("LongT5", LONGT5),
-    "longt5, scaled": (
-        "LongT5",
-        LONGT5 | {"tie_word_embeddings": True, "local_radius": 0, "num_decoder_layers": 1},
-    ),
-    "longt5, blocks": (
-        "LongT5",
-        LONGT5 | {"encoder_attention_type": "transient-global", "global_block_size": 4},
-    ),
-}
+    "longt5, scaled": ("LongT5", LONGT5
+        | {"tie_word_embeddings": True, "local_radius": 0, "num_decoder_layers": 1}),
+    "longt5, blocks": ("LongT5", LONGT5
+        | {"encoder_attention_type": "transient-global", "global_block_size": 4}),
+}  # fmt: skip
 ARCHITECTURES = {"LongT5": "LongT5ForConditionalGeneration"}
 
 NAMES_IN_TRANSFORMERS = ["mup_longt5"]

@@ -21,17 +21,14 @@ FLAGS = (
 )
 # As in Primer's README, but for the files.
 LM = (
-    "MIXTURE_NAME = 'c4_v220_autoregressive_language_modeling'",
-    "utils.run.train_steps = 1000000",
+    "MIXTURE_NAME = 'c4_v220_autoregressive_language_modeling'", "utils.run.train_steps = 1000000",
     "utils.run.batch_size = ('tokens_per_batch', 65536)",
-    "run.sequence_length = {'inputs': 1, 'targets': 512}",
-    "run.model_type = 'lm'",
+    "run.sequence_length = {'inputs': 1, 'targets': 512}", "run.model_type = 'lm'",
     "utils.run.save_checkpoints_steps = 2400",
     "utils.serialize_num_microbatches.tokens_per_microbatch_per_replica = 8192",
-    "utils.tpu_mesh_shape.model_parallelism = 1",
-    "utils.tpu_mesh_shape.tpu_topology = '2x2'",
+    "utils.tpu_mesh_shape.model_parallelism = 1", "utils.tpu_mesh_shape.tpu_topology = '2x2'",
     "utils.run.model_dir = 'model'",
-)
+)  # fmt: skip
 LM_FILES = ("learning_rate_schedules/rsqrt_no_ramp_down.gin", "objectives/lm.gin")
 
 
@@ -96,14 +93,11 @@ def test_other_files_of_mesh():
 @pytest.mark.parametrize(
     ("file", "preset"),
     [
-        ("ez", "small_primer_ez"),
-        ("released", "small_primer_as_released"),
-        ("gelu", "small_transformer_gelu"),
-        ("switch", "switch_transformer"),
-        ("evolved", "small_evolved_transformer"),
-        ("synthesizer", "synthesizer"),
+        ("ez", "small_primer_ez"), ("released", "small_primer_as_released"),
+        ("gelu", "small_transformer_gelu"), ("switch", "switch_transformer"),
+        ("evolved", "small_evolved_transformer"), ("synthesizer", "synthesizer"),
     ],
-)
+)  # fmt: skip
 def test_a_primer_model_is_its_preset(file, preset):
     """Layers, norms and activations in the files determine the preset."""
     config, _, notes = load(f"{file}.gin", *LM_FILES, flags=LM)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import tpu_step
-from benchmarks.tpu_step import Estimate, extrapolated, markdown
+from benchmarks.tpu_step import Estimate, extrapolated
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
 from trainer.annexes.planning import parts
@@ -35,34 +35,6 @@ def test_depths_continue_each_part_in_a_line():
     assert found.bytes == {"program": 15}
     found = extrapolated(of_layers(1), Estimate({}, {}, refused="too large"), (1, 2), 8)
     assert found.refused == "too large"
-
-
-def test_the_table_has_a_row_for_each_step():
-    scanned = Estimate({parts.ATTENTION: 0.1}, {"parameters": 2e9}, 0.12)
-    deep = Estimate({parts.ATTENTION: 0.15}, {"parameters": 3e9}, 0.2)
-    deeper = extrapolated(scanned, deep, (1, 2), 4)
-    text = markdown(
-        {
-            "scanned": scanned,
-            "unrolled": deeper,
-            "refused": Estimate({}, {}, refused="out of | memory"),
-        },
-        least=0.05,
-        lowest=0.08,
-        memory=4 * 10**9,
-    )
-    header, line, *rows = [
-        [cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines()
-    ]
-    assert header[:6] == ["step", "ms", "of floor", "XLA's estimate", "MFU", "HBM, GB"]
-    assert header[6:] == list(parts.PARTS)
-    assert {len(row) for row in (line, *rows)} == {len(header)}
-    assert rows[0][:7] == ["scanned", "100.0", "1.25", "120.0", "50.0%", "2.00", "100.0"]
-    assert rows[1][0] == "unrolled, from 1 and 2 layers"
-    # 120 and 200 ms of 1 and 2 layers, by XLA's estimates.
-    assert rows[1][1:6] == ["250.0", "3.12", "360.0", "20.0%", "5.00, does not fit"]
-    assert rows[3][:3] == ["floor", "80.0", "1.00"]
-    assert rows[2][:2] == ["refused", "out of / memory"]
 
 
 @pytest.mark.parametrize(

@@ -16,36 +16,20 @@ CHIP = CHIPS["v5e"]
 PLACES = [Place(0, (x, y, 0)) for x in range(4) for y in range(4)]
 # Bundles of the stored program's fusions, each more than its bytes take.
 BUNDLES = {
-    "fusion.1": 2000,
-    "fusion.2": 30_000,
-    "embedded.1": 9000,
-    "logits.1": 12_000,
-    "loss.1": 9000,
-    "back.1": 9100,
-    "updated.1": 9200,
-    "nameless.1": 20,
-}
+    "fusion.1": 2000, "fusion.2": 30_000, "embedded.1": 9000, "logits.1": 12_000, "loss.1": 9000,
+    "back.1": 9100, "updated.1": 9200, "nameless.1": 20,
+}  # fmt: skip
 # Its loop has six layers, and its kernel is given 5,000 cycles.
 CYCLES = {
-    parts.ATTENTION: 6 * (2000 + 5000),
-    parts.SCAN: 6 * 30_000,
-    parts.EMBEDDING: 9000,
-    parts.LOGITS: 12_000 + 9000,
-    parts.FEED_FORWARD: 9100,
-    parts.OPTIMIZER: 9200,
-    parts.COPIES: 0,
+    parts.ATTENTION: 6 * (2000 + 5000), parts.SCAN: 6 * 30_000, parts.EMBEDDING: 9000,
+    parts.LOGITS: 12_000 + 9000, parts.FEED_FORWARD: 9100, parts.OPTIMIZER: 9200, parts.COPIES: 0,
     parts.REST: 20,
-}
+}  # fmt: skip
 ESTIMATES = {
-    parts.ATTENTION: 6 * (1000 + 5000),
-    parts.SCAN: 6 * 50,
-    parts.EMBEDDING: 200,
-    parts.LOGITS: 400 + 70,
-    parts.FEED_FORWARD: 300,
-    parts.OPTIMIZER: 130,
-    parts.COPIES: 0,
+    parts.ATTENTION: 6 * (1000 + 5000), parts.SCAN: 6 * 50, parts.EMBEDDING: 200,
+    parts.LOGITS: 400 + 70, parts.FEED_FORWARD: 300, parts.OPTIMIZER: 130, parts.COPIES: 0,
     parts.REST: 20,
-}
+}  # fmt: skip
 ACTIVATIONS = 16 * 64 * 256 * 2
 # Its two groups of heads take two steps of 1,000 bundles and 500 once: 5,000 cycles.
 KERNEL = Kernel("kernel", (2, 2), 6, ((16, 64, 256), (16, 64, 256)), 2 * ACTIVATIONS)
@@ -110,14 +94,11 @@ def test_the_fullest_moment_by_part(module):
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
-        ("f32[]", 4),
-        ("f32[10,20]{1,0}", 800),
-        ("f32[10,20]{1,0:T(8,128)}", 16 * 128 * 4),
-        ("bf16[3,20,10]{1,2,0:T(8,128)(2,1)}", 3 * 16 * 128 * 2),
-        ("pred[7]{0}", 7),
+        ("f32[]", 4), ("f32[10,20]{1,0}", 800), ("f32[10,20]{1,0:T(8,128)}", 16 * 128 * 4),
+        ("bf16[3,20,10]{1,2,0:T(8,128)(2,1)}", 3 * 16 * 128 * 2), ("pred[7]{0}", 7),
         ("s4[6]{0}", 3),
     ],
-)
+)  # fmt: skip
 def test_bytes_of_a_shape(shape, size):
     (array,) = hlo.arrays(shape)
     assert array.size == size

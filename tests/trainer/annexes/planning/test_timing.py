@@ -174,10 +174,7 @@ def test_a_fusion_that_carries_a_gather_moves_its_own_operands_alone():
 
 def test_copies_take_the_bandwidth_that_work_leaves():
     own = f"({OWN}, {MATRIX}, u32[]{{:S(2)}})"
-    module = program(
-        [f"%s = {own} copy-start(%p)", FUSION, f"%d = {OWN} copy-done(%s)"],
-        NEGATE,
-    )
+    module = program([f"%s = {own} copy-start(%p)", FUSION, f"%d = {OWN} copy-done(%s)"], NEGATE)
     copy, fusion = (size * MIB / CHIP.memory_bandwidth for size in (4, 8))
     # The fusion uses all of the bandwidth.
     found = timed(module)
@@ -235,33 +232,19 @@ def test_a_fusion_reads_what_it_slices_and_writes_what_it_updates():
     ("left", "right", "result", "attributes", "products"),
     [
         ("64,32", "32,16", "64,16", "dim_labels=bf_io->bf", 64 * 32 * 16),
-        (
-            "16,64,32",
-            "32,8,1",
-            "16,64,8",
-            "window={size=1}, dim_labels=0bf_io0->0bf",
-            16 * 64 * 256,
-        ),
+        ("16,64,32", "32,8,1", "16,64,8", "window={size=1}, dim_labels=0bf_io0->0bf",
+         16 * 64 * 256),
         # A gradient of a kernel: a sum over 16 rows.
-        (
-            "16,64,32",
-            "16,64,8",
-            "32,8,1",
-            "window={size=16}, dim_labels=0fb_0io->bf0",
-            16 * 64 * 32 * 8,
-        ),
+        ("16,64,32", "16,64,8", "32,8,1", "window={size=16}, dim_labels=0fb_0io->bf0",
+         16 * 64 * 32 * 8),
         # Attention's products are one per row of the batch: a dilated window meets one of them.
-        (
-            "4,64,32",
-            "4,32,16",
-            "4,64,16",
-            "window={size=4 stride=3 pad=0_0 lhs_dilate=4}, dim_labels=0bf_0io->0bf",
-            4 * 64 * 32 * 16,
-        ),
+        ("4,64,32", "4,32,16", "4,64,16",
+         "window={size=4 stride=3 pad=0_0 lhs_dilate=4}, dim_labels=0bf_0io->0bf",
+         4 * 64 * 32 * 16),
         # Five outputs of three inputs each, without the two that meet padding.
         ("1,5,8", "3,8,8", "1,5,8", "window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f", 13 * 64),
     ],
-)
+)  # fmt: skip
 def test_products_of_a_convolution(left, right, result, attributes, products):
     module = hlo.parse(
         f"ENTRY %main (a: f32[{left}], b: f32[{right}]) -> f32[{result}] {{\n"

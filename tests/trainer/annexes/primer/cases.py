@@ -30,9 +30,7 @@ TOTALS = [
     ("medium_evolved_transformer", {}, None, 109_620_480),
 ]
 
-WITHOUT_TRANSFORMERS = [
-    ("tiny_primer", {}, "family primer .* --custom_code"),
-]
+WITHOUT_TRANSFORMERS = [("tiny_primer", {}, "family primer .* --custom_code")]
 
 WITHOUT_CUSTOM_CODE = [
     ("tiny_switch_primer", {}, "no primer model with num_experts 4, switch_every 2$"),
@@ -41,22 +39,12 @@ WITHOUT_CUSTOM_CODE = [
     ("tiny_evolved_transformer", {}, "no model of family evolved_transformer"),
 ]
 
-CUSTOM_CODE = [
-    "lm_of_pieces",
-    "vanilla",
-    "primer_ez",
-    "primer",
-    "plusplus",
-]
+CUSTOM_CODE = ["lm_of_pieces", "vanilla", "primer_ez", "primer", "plusplus"]
 
 FOLDED = {
-    "shared": {
-        "family": "primer",
-        "num_encoder_layers": 0,
-        "num_decoder_layers": 2,
-        "mixer": "mdha_shared_qk",
-    },
-}
+    "shared": {"family": "primer", "num_encoder_layers": 0, "num_decoder_layers": 2,
+        "mixer": "mdha_shared_qk"},
+}  # fmt: skip
 
 EXPORTED = {
     "lm_of_pieces": ModelConfig(

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.trees import assert_close
 from tests.trainer.model.conftest import unboxed
+from tests.trainer.model.test_gradients_at_zero import same_elsewhere
+from trainer.annexes.primer import layers
 from trainer.annexes.primer.convolution import ConvolutionBranch, HeadConvolution, depthwise
 from trainer.annexes.primer.layers import BRANCH_NORM, PrimerNorm, PrimerParametrisation
 from trainer.annexes.primer.synthesizer import DenseSynthesizer, LearnedLogits
@@ -320,3 +322,7 @@ def test_routers_jitter_only_in_training():
     _, shaken, _ = switch(spec, training=True)
     np.testing.assert_array_equal(calm, again)
     assert not np.allclose(calm, shaken, atol=1e-3)
+
+
+def test_it_has_its_bits_and_gradients_elsewhere(monkeypatch):
+    same_elsewhere(layers.PrimerNorm(), layers, monkeypatch)

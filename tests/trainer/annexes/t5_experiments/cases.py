@@ -17,7 +17,7 @@ REFUSED = [
 ]
 
 UNSUPPORTED_FIELDS = [
-    ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ, not"),
+    ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ, not")
 ]
 
 OPTIMIZER_SEEDS = {

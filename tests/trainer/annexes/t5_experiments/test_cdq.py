@@ -119,12 +119,9 @@ def test_initial_deviations():
     sizes = {"emb_dim": d, "head_dim": k, "num_heads": 2 * h, "mixer": "cdq:conditional_heads=6"}
     spec = model_spec(tiny_config("t5_1_0", **sizes))
     expected = {
-        "pool": h * d,
-        "pool_hidden": d * d,
-        "conditional_query": d * k,
-        "condition": 2 * d * d,
+        "pool": h * d, "pool_hidden": d * d, "conditional_query": d * k, "condition": 2 * d * d,
         "query": d * k,
-    }
+    }  # fmt: skip
     paths = {f"encoder/layers_0/attention/{name}/kernel": n for name, n in expected.items()}
     for path, kernel in initial(spec, *paths).items():
         tolerance = 0.03 if kernel.size > 5000 else 0.07

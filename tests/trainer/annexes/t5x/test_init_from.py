@@ -225,16 +225,12 @@ def test_missing_and_unexpected_tensors_are_named(kind, tmp_path):
     incomplete = {key: array for key, array in PARAMETERS.items() if key != name}
     cases = {
         "missing": (incomplete, f"lacks {name}, which the model has"),
-        "renamed": (
-            {**incomplete, other: PARAMETERS[name]},
-            f"lacks {name} (did you mean {other}?), which",
-        ),
-        "more": (
-            {**PARAMETERS, other: PARAMETERS[name]},
+        "renamed": ({**incomplete, other: PARAMETERS[name]},
+            f"lacks {name} (did you mean {other}?), which"),
+        "more": ({**PARAMETERS, other: PARAMETERS[name]},
             f"has {other} (did you mean encoder/layers_1/mlp/wi_1/kernel?), which the model does "
-            "not have",
-        ),
-    }
+            "not have"),
+    }  # fmt: skip
     for case, (parameters, says) in cases.items():
         path = t5x_files.write(tmp_path / case, kind, parameters)
         with pytest.raises(UserError, match=re.escape(f"{path} {says}")):
