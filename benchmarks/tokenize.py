@@ -37,7 +37,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.terminal.table import table
-from vocab import train_tokenizer
+from vocab.annexes.training_tokenizers import train_tokenizer
 
 _SAMPLE_BYTES = 20e6
 _JSON = ("tokenizers", "gigatoken", "fastokens")
@@ -51,8 +51,8 @@ def train(kind: str, path: str) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             flags = (f"--kind={model_type}", f"--vocab_size={size}", f"--output={folder}/v")
             corpus = f"--corpus=parquet:{path}?validation=0"
-            command = [sys.executable, "-m", "vocab.train_tokenizer", corpus, *flags]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            command = [sys.executable, "-m", "palimpsest", "vocab", "train_tokenizer"]
+            subprocess.run([*command, corpus, *flags], check=True, stdout=subprocess.DEVNULL)
             return pathlib.Path(folder, "v", "tokenizer.json").read_bytes()
     return _sentencepiece(model_type, int(size), pq.read_table(path)["text"])
 

@@ -9,11 +9,7 @@ from tasks.terminal.command import Command
 
 _CORE: dict[str, dict[str, str]] = {
     "all stages": {},
-    "vocabularies": {
-        "vocab train": "vocab.train",
-        "vocab train_tokenizer": "vocab.train_tokenizer",
-        "vocab report": "vocab.report",
-    },
+    "vocabularies": {"vocab train": "vocab.train"},
     "caches": {
         "build": "pipeline.build",
         "verify": "pipeline.verify",

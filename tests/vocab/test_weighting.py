@@ -8,7 +8,7 @@ import pytest
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
-from vocab import count, train, train_tokenizer, weighting
+from vocab import count, train, weighting
 from vocab.options import Options
 from vocab.weighting import Corpora
 from vocab.word_splitter import Splitter, normaliser
@@ -83,19 +83,6 @@ def test_shares_follow_weights_or_alpha():
     assert 10 * factors["b"] / 1000 == pytest.approx((10 / 1000) ** 0.3)
     with pytest.raises(UserError, match="b has no text in train"):
         Corpora(both).factors({"a": 1, "b": 0})
-
-
-def test_tokenizers_are_trained_on_repeated_texts(corpora, tmp_path):
-    options = train_tokenizer.Options(train_tokenizer.BYTE_BPE, 300, 2)
-    parts = {"a": corpora("a", A), "b": corpora("b", B)}
-    weighted = Corpora(parts, {"a": 3.0 * size(A), "b": 1.0 * size(B)})
-    repeated = corpora("both", A * 3 + B)
-    ours = train_tokenizer.train(options, weighted, str(tmp_path / "weighted"))
-    theirs = train_tokenizer.train(options, repeated, str(tmp_path / "repeated"))
-    assert ours.model == theirs.model
-    texts = list(train_tokenizer._texts(corpora("many", [str(n) for n in range(3000)]), 1.25))
-    assert len(texts) == pytest.approx(3750, abs=100)
-    assert set(texts) == {str(n) for n in range(3000)}
 
 
 @pytest.mark.parametrize(

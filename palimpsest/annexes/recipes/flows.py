@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 # In the order in which they run, except that evaluations and exports follow what they read.
 KINDS: Mapping[str, Kind] = {
     "dedup": Kind("dedup"),
-    "vocabulary": Kind("vocab train", ("vocab train_tokenizer",)),
+    "vocabulary": Kind("vocab train", tuple({"vocab train_tokenizer"} & COMMANDS.keys())),
     "cache": Kind("build"),
     "pretrain": Kind("pretrain"),
     "finetune": Kind("finetune"),

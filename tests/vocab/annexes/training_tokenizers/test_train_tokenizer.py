@@ -1,4 +1,4 @@
-"""Tests vocab.train_tokenizer: what it writes, twice the same, and its refusals."""
+"""Tests palimpsest vocab train_tokenizer: what it writes, twice the same, and its refusals."""
 
 import os
 import pathlib
@@ -15,10 +15,13 @@ from tests.support import small_tokenizers
 from tests.support.corpora import write_json
 from tests.support.parameters import slow_unless
 from tests.support.words import changed
+from tests.vocab.test_weighting import A, B, size
+from tests.vocab.test_weighting import corpora as corpora
 from vocab import train as sentencepiece
-from vocab import train_tokenizer
+from vocab.annexes.training_tokenizers import train_tokenizer
+from vocab.weighting import Corpora
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def test_transformers_reads_what_is_written(kind, flags, corpus, tmp_path, capsy
 def test_the_same_bytes_again(corpus, tmp_path):
     here = made(corpus, tmp_path / "here", "byte_bpe")
     # Another process hashes strings otherwise and uses all cores.
-    command = [sys.executable, "-m", "vocab.train_tokenizer", "--kind=byte_bpe"]
+    command = [sys.executable, "-m", "palimpsest", "vocab", "train_tokenizer", "--kind=byte_bpe"]
     command += [f"--corpus={corpus}", f"--output={tmp_path}/again", "--vocab_size=400"]
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TOKENIZERS_PARALLELISM": "true"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
@@ -100,7 +103,7 @@ def test_a_finished_one_is_kept_and_others_are_not_touched(corpus, tmp_path):
 # Ends its own process before the file of a number gets its name.
 _KILLED = """
 import os, signal, sys
-from vocab import train_tokenizer
+from vocab.annexes.training_tokenizers import train_tokenizer
 replace, left = os.replace, [int(sys.argv[1])]
 def replaced(*paths):
     left[0] -= 1
@@ -143,3 +146,16 @@ def test_two_at_once_are_refused_and_so_is_a_folder_of_transformers(corpus, tmp_
     with pytest.raises(UserError, match="holds other files"):
         made(corpus, output, "byte_bpe")
     assert set(contents(output).values()) == {b"mine"}
+
+
+def test_tokenizers_are_trained_on_repeated_texts(corpora, tmp_path):
+    options = train_tokenizer.Options(train_tokenizer.BYTE_BPE, 300, 2)
+    parts = {"a": corpora("a", A), "b": corpora("b", B)}
+    weighted = Corpora(parts, {"a": 3.0 * size(A), "b": 1.0 * size(B)})
+    repeated = corpora("both", A * 3 + B)
+    ours = train_tokenizer.train(options, weighted, str(tmp_path / "weighted"))
+    theirs = train_tokenizer.train(options, repeated, str(tmp_path / "repeated"))
+    assert ours.model == theirs.model
+    texts = list(train_tokenizer._texts(corpora("many", [str(n) for n in range(3000)]), 1.25))
+    assert len(texts) == pytest.approx(3750, abs=100)
+    assert set(texts) == {str(n) for n in range(3000)}

@@ -1,6 +1,6 @@
 """Trains a byte-level BPE or WordPiece tokenizer.json.
 
-    python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=DIR
+    palimpsest vocab train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=DIR
 
 The folder suits transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. One process counts
 words in memory; `python -m vocab.train` makes SentencePiece models from corpora of any size.

@@ -1,6 +1,6 @@
 """Measures how well a vocabulary fits a corpus.
 
-    python -m vocab.report --vocabulary=DIR --corpus=SPEC [--corpus=SPEC]
+    palimpsest vocab report --vocabulary=DIR --corpus=SPEC [--corpus=SPEC]
 
 Several corpora are shown side by side, and each is broken down by script (`vocab.fit`).
 """

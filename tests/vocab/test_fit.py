@@ -1,4 +1,4 @@
-"""Tests vocab.report: rates by script, and several corpora side by side."""
+"""Reports on how well a vocabulary fits a corpus: rates by script."""
 
 import json
 from typing import ClassVar
@@ -8,7 +8,6 @@ import pytest
 from tasks import vocabulary
 from tasks.reading import sources
 from tasks.vocabulary import SpecialIds
-from tests.support.processes import started
 from vocab import fit, train
 from vocab.word_splitter import normaliser
 
@@ -70,21 +69,6 @@ def test_counts_by_script_by_hand(folder):
     assert latin.tokens == 10 * len(loaded.processor.encode("the"))
     assert found.tokens == latin.tokens + cyrillic.tokens + han.tokens
     assert fit.Report.from_dict(json.loads(json.dumps(found.as_dict()))) == found
-
-
-def test_corpora_are_shown_side_by_side(folder):
-    specs = [f"json:{folder}/{name}.jsonl?validation=0.0" for name in "ab"]
-    flags = [f"--vocabulary={folder / 'vocabulary'}", *(f"--corpus={spec}" for spec in specs)]
-    done = started("-m", "vocab.report", *flags)
-    assert done.returncode == 0, done.stderr
-    first, head, *lines = done.stdout.splitlines()
-    assert "sha256" in first
-    assert head.split() == specs
-    (words,) = [line for line in lines if line.startswith("  tokens a word")]
-    assert len(words.split()) == 5
-    (coverage,) = [line for line in lines if line.startswith("  characters covered")]
-    assert coverage.split()[2:] == ["100.0000%", f"{30 / 91:.4%}"]
-    assert [line.split()[0] for line in lines if line.startswith("  Latin")] == ["Latin"] * 2
 
 
 def test_the_normaliser_follows_the_named_rule():
