@@ -8,11 +8,11 @@ import pytest
 
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
-from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
+from tasks.objectives import AutoregressiveLM, Lengths, span_corruption
 from tasks.storage import seal
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
-from tests.support.runs import assert_shared, config_of, run_of
+from tests.support.runs import config_of, run_of
 from tests.support.trees import assert_equal, same
 from trainer.config import config_changes, load_config, save_config
 from trainer.config.phases import Phase, Phases
@@ -55,13 +55,6 @@ def test_any_step_is_reached_without_those_before(maker):
     later = list(itertools.islice(batches.iterate(7, threads=1, prefetch=1), 5))
     assert_equal(later, first[7:])
     assert_equal([batches[step] for step in (11, 0, 5)], [first[step] for step in (11, 0, 5)])
-
-
-def test_hosts_share_the_same_global_batch(maker):
-    assert_shared(
-        lambda host, hosts: training(maker, 8, seed=3, host=host, hosts=hosts),
-        *((0, 9, 10**9), (2, 4, 8)),
-    )
 
 
 def test_an_epoch_has_every_window_once_in_an_order_of_its_own(maker):
@@ -129,19 +122,6 @@ def test_evaluation_reads_every_token_once_with_any_batch_size(text_cache):
         weights = sum(int(batch["decoder_loss_weights"].sum()) for batch in batches)
         assert weights == found.total("validation", "tokens") + len(maker.windows)
     assert len(sums) == 1
-
-
-@pytest.mark.parametrize("objective", [span_corruption(), prefix_lm()])
-@pytest.mark.parametrize("encoder_decoder", [True, False])
-def test_every_objective_feeds_both_kinds_of_model(text_cache, objective, encoder_decoder):
-    lengths = Lengths(64, 64)
-    maker = make(text_cache, objective, lengths, encoder_decoder=encoder_decoder)
-    batch = training(maker, 4, seed=0)[0]
-    decoder = (4, 64 if encoder_decoder else 128)
-    assert {v.shape for name, v in batch.items() if name.startswith("decoder")} == {decoder}
-    assert ("encoder_input_tokens" in batch) == encoder_decoder
-    assert ("decoder_causal_attention" in batch) != encoder_decoder
-    assert batch["decoder_loss_weights"].sum() > 0
 
 
 def test_a_corrupt_record_names_the_shard_and_the_row(text_cache, tmp_path):

@@ -84,34 +84,6 @@ def test_the_architecture_chooses_the_converter():
         assert convertible(lm, objective) == (not encoder_alone)
 
 
-def test_features_of_encoder_decoders_and_decoders():
-    converter = FeatureConverter(Lengths(6, 5), encoder_decoder=True)
-    examples = {
-        "inputs": (np.array([[7, 8, 1, 0, 0, 0, 0]]), np.array([3])),
-        "targets": (np.array([[9, 10, 11, 1, 0]]), np.array([4])),
-    }
-    batch = converter(examples)
-    assert {name: value.tolist() for name, value in batch.items()} == {
-        "encoder_input_tokens": [[7, 8, 1, 0, 0, 0]],
-        "decoder_target_tokens": [[9, 10, 11, 1, 0]],
-        "decoder_input_tokens": [[0, 9, 10, 11, 1]],
-        "decoder_loss_weights": [[1, 1, 1, 1, 0]],
-    }
-    # Source: seqio's PrefixLMFeatureConverter: loss on targets, flag on inputs and one more.
-    converter = FeatureConverter(Lengths(4, 4), encoder_decoder=False)
-    examples = {
-        "inputs": (np.array([[7, 8, 1, 0, 0]]), np.array([3])),
-        "targets": (np.array([[9, 10, 1, 0]]), np.array([3])),
-    }
-    batch = converter(examples)
-    assert {name: value.tolist() for name, value in batch.items()} == {
-        "decoder_target_tokens": [[7, 8, 1, 9, 10, 1, 0, 0]],
-        "decoder_input_tokens": [[0, 7, 8, 1, 9, 10, 1, 0]],
-        "decoder_loss_weights": [[0, 0, 0, 1, 1, 1, 0, 0]],
-        "decoder_causal_attention": [[1, 1, 1, 1, 0, 0, 0, 0]],
-    }
-
-
 @pytest.mark.parametrize(
     ("preset", "flags", "positions"),
     [

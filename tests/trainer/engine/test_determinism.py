@@ -107,17 +107,6 @@ def run(cache, model_dir, *flags, **environment):
     )
 
 
-@pytest.mark.slow
-def test_a_resume_on_another_number_of_cores_is_said(text_cache, tmp_path):
-    """The number of cores is that of XLA's thread pool, which NPROC sets."""
-    first = run(text_cache, tmp_path / "model", "--train_steps=1", NPROC="1")
-    assert "with identical results on 1 core(s) of the same kind of CPU" in first.stdout
-    assert "changed " not in first.stdout
-    then = run(text_cache, tmp_path / "model", "--train_steps=2", NPROC="2")
-    assert then.returncode == 0, then.stderr
-    assert "changed       since the last start: cores was 1, is 2; results may" in then.stdout
-
-
 def test_another_version_of_jax_is_said_and_a_damaged_file_is_replaced(tmp_path):
     assert save_software(str(tmp_path)) == []
     assert save_software(str(tmp_path)) == []

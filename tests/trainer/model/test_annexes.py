@@ -51,11 +51,3 @@ def test_the_core_names_no_part_of_an_annex():
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     assert not names & {*re.findall(r"\w+", node.value)}, (path, node.lineno)
-
-
-def test_methods_of_the_model_stay_short():
-    for path in [*(ROOT / "trainer/model").glob("*.py"), *(ROOT / "trainer/annexes").rglob("*.py")]:
-        for kind in ast.walk(ast.parse(path.read_text())):
-            for each in kind.body if isinstance(kind, ast.ClassDef) else ():
-                if isinstance(each, ast.FunctionDef):
-                    assert each.end_lineno - each.lineno < 50, (path, each.name)

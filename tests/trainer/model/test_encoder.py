@@ -8,19 +8,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from scipy.special import erf
 
-from tests.support.parameters import slow_unless
 from tests.trainer.model.conftest import initial
-from trainer.config import LossConfig
-from trainer.engine.loss import model_loss
 from trainer.model.dense import Shared
 from trainer.model.parametrisation import NormalParametrisation
 from trainer.model.positions import RotaryPosition, T5RelativePosition, rotate
-from trainer.model.spec import EncoderSpec
-from trainer.model.transformer import Encoder, init_params
 
 FAMILIES = ("bert", "bert_pre_ln")
 POSITIONS = ("absolute", "relative", "rotary")
@@ -201,46 +195,3 @@ def test_dropout_draws_for_every_element(make_tiny, batch):
     assert not np.allclose(first, states(jax.random.PRNGKey(1)), atol=1e-3)
     assert not np.any(np.asarray(first) == 0)  # the last states are not dropped
     assert not tiny.spec.shared.broadcast_dropout
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("family", slow_unless({"bert"}, FAMILIES))
-def test_the_encoder_memorises_a_small_batch(make_tiny, family):
-    random = np.random.default_rng(0)
-    targets = random.integers(3, 40, (8, 16))
-    weights = random.random(targets.shape) < 0.2
-    batch = {
-        "encoder_input_tokens": np.where(weights, 2, targets),
-        "encoder_token_types": np.arange(16)[None] >= random.integers(4, 12, 8)[:, None],
-        "encoder_target_tokens": targets,
-        "encoder_loss_weights": weights.astype(np.int32),
-        "sentence_order": np.arange(8) % 2,
-    }
-    batch["encoder_token_types"] = batch["encoder_token_types"].astype(np.int32)
-    tiny = make_tiny(family, emb_dim=64, head_dim=16, num_heads=4, mlp_dim=128, tied_logits=None)
-    assert isinstance(tiny.spec, EncoderSpec)
-    assert isinstance(tiny.model, Encoder)
-    of_batch = model_loss(tiny.model).of_batch
-    optimizer = optax.adam(1e-2)
-
-    @jax.jit
-    def update(params, state):
-        def loss(params):
-            output = tiny.model.apply({"params": params}, batch)
-            return of_batch(output, batch, LossConfig(normalizer="num_real_target_tokens"))
-
-        (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(params, updates), state, metrics
-
-    params = init_params(tiny.spec, jax.random.PRNGKey(0))
-    state, history = optimizer.init(params), []
-    for _ in range(50):
-        params, state, metrics = update(params, state)
-        history.append({name: float(total / weight) for name, (total, weight) in metrics.items()})
-    np.testing.assert_allclose(history[0]["loss"], np.log(40), atol=0.3)
-    np.testing.assert_allclose(history[0]["order_loss"], np.log(2), atol=0.1)
-    assert history[-1]["loss"] < 0.1
-    assert history[-1]["accuracy"] == 1.0
-    assert history[-1]["order_loss"] < 0.1
-    assert history[-1]["order_accuracy"] == 1.0

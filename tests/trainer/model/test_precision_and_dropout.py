@@ -90,16 +90,6 @@ def test_dropout_is_off_when_deterministic(dropping, make_tiny, batch):
     np.testing.assert_array_equal(dropping.apply(batch), expected)
 
 
-@pytest.mark.parametrize("broadcast_length", [True, False])
-def test_dropout_along_the_length(broadcast_length):
-    shared = Shared(4, 8, "float32", 0.5, StandardParametrisation())
-    dropout = shared.dropout(broadcast_length)
-    key = {"dropout": jax.random.PRNGKey(0)}
-    out = dropout.apply({}, jnp.ones((2, 16, 64)), deterministic=False, rngs=key)
-    assert set(np.unique(out)) == {0.0, 2.0}
-    assert bool(jnp.all(out == out[:, :1])) == broadcast_length
-
-
 @pytest.mark.usefixtures("compiled_as_users_do")
 @pytest.mark.parametrize("broadcast_length", [True, False])
 def test_dropout_is_that_of_flax_and_keeps_its_draws_only(broadcast_length):

@@ -3,10 +3,9 @@
 from dataclasses import fields, replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.model.conftest import family_of, tiny_config
@@ -14,7 +13,6 @@ from trainer.model import parts
 from trainer.model.attention import DotProductAttention
 from trainer.model.dense import Shared
 from trainer.model.device import Device
-from trainer.model.masks import Mask, Rows
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import (
     T5RelativePosition,
@@ -88,26 +86,6 @@ def test_the_default_positions_of_a_family_may_be_named(make_config, family, pos
     assert model_spec(make_config(family, position=position)) == model_spec(make_config(family))
 
 
-segments = st.lists(st.integers(0, 3), min_size=4, max_size=4)
-prefixes = st.lists(st.integers(0, 1), min_size=4, max_size=4)
-
-
-@settings(max_examples=20, deadline=None)
-@given(segments, prefixes)
-def test_masks_are_their_predicates_pair_by_pair(segment, prefix):
-    rows = Rows(jnp.asarray([segment]), jnp.asarray([prefix]))
-    predicates = {
-        Mask(): lambda q, k: segment[q] == segment[k] != 0,
-        Mask(causal=True): lambda q, k: segment[q] == segment[k] != 0 and k <= q,
-        Mask(causal=True, prefix=True): lambda q, k: (
-            segment[q] == segment[k] != 0 and (k <= q or prefix[q] == prefix[k] == 1)
-        ),
-    }
-    for mask, sees in predicates.items():
-        expected = [[[bool(sees(q, k)) for k in range(4)] for q in range(4)]]
-        np.testing.assert_array_equal(np.broadcast_to(mask(rows, rows), (1, 4, 4)), expected)
-
-
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("query_length", "key_length"), [(1, 1), (5, 5), (3, 200), (200, 3)])
 def test_the_bias_is_the_table_at_the_bucket_of_each_pair(bidirectional, query_length, key_length):
@@ -118,17 +96,6 @@ def test_the_bias_is_the_table_at_the_bucket_of_each_pair(bidirectional, query_l
     bias = module.apply(params, query_length, key_length, None).bias_HLS
     distance = np.arange(key_length)[None, :] - np.arange(query_length)[:, None]
     np.testing.assert_array_equal(bias, table[:, position.bucket(distance)])
-
-
-def test_buckets_of_distances():
-    # Exact up to half of the buckets, then logarithmic; borders as in the Mesh TensorFlow T5.
-    causal = T5RelativePosition(bidirectional=False)
-    distances = -np.array([0, 1, 15, 16, 19, 21, 31, 52, 99, 112, 113, 5000])
-    expected = [0, 1, 15, 16, 17, 18, 21, 25, 30, 30, 31, 31]
-    np.testing.assert_array_equal(causal.bucket(distances), expected)
-    np.testing.assert_array_equal(causal.bucket(np.array([1, 50])), [0, 0])
-    both = T5RelativePosition(bidirectional=True)
-    np.testing.assert_array_equal(both.bucket(np.array([-7, 0, 7, 5000])), [7, 0, 23, 31])
 
 
 def test_options_are_read():

@@ -21,14 +21,14 @@ SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 0]])
 PREFIX = np.array([[1, 1, 1, 0, 1, 0, 0, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 20])
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 20])
 @pytest.mark.parametrize(("causal", "prefix"), [(False, False), (True, False), (True, True)])
 def test_a_window_leaves_out_keys_far_away(window, causal, prefix):
     rows = Rows(jnp.asarray(SEGMENTS), jnp.asarray(PREFIX))
     found = np.asarray(Mask(causal, prefix, window)(rows, rows))[0]
     segments, inside = SEGMENTS[0], PREFIX[0] > 0
     for query, key in np.ndindex(found.shape):
-        seen = segments[query] == segments[key] > 0 and abs(query - key) < window
+        seen = segments[query] == segments[key] > 0 and abs(query - key) < (window or 99)
         if causal:
             seen &= key <= query or (prefix and inside[query] and inside[key])
         assert found[query, key] == seen, (query, key)

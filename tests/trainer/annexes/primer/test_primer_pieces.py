@@ -12,7 +12,7 @@ from tests.trainer.model.conftest import unboxed
 from tests.trainer.model.test_gradients_at_zero import same_elsewhere
 from trainer.annexes.primer import layers
 from trainer.annexes.primer.convolution import ConvolutionBranch, HeadConvolution, depthwise
-from trainer.annexes.primer.layers import BRANCH_NORM, PrimerNorm, PrimerParametrisation
+from trainer.annexes.primer.layers import PrimerNorm, PrimerParametrisation
 from trainer.annexes.primer.synthesizer import DenseSynthesizer, LearnedLogits
 from trainer.model.attention import DotProductAttention
 from trainer.model.dense import Shared
@@ -145,18 +145,6 @@ def test_the_gradients_of_a_convolution(segments):
     assert_close(backward(gradient), (x_gradient, kernel_gradient), rtol=1e-5, atol=2e-6)
 
 
-def test_taps_of_one_and_zeros_are_plain_attention():
-    taps = {
-        f"{name}_convolution/tap_{step}": float(step == 0)
-        for name in ("query", "key", "value")
-        for step in range(3)
-    }
-    p, output = attend(DotProductAttention(H, K, HeadConvolution()), changed=taps)
-    x = states().astype(np.float64)
-    q, k, v = (x @ p[f"{name}/kernel"] for name in ("query", "key", "value"))
-    agree(output[TOKEN], mixed(products(q, k), v, p["out/kernel"]))
-
-
 def test_taps_start_as_upstream():
     module = HeadConvolution().build(SHARED, "it")
     params = module.init(jax.random.key(0), states(), ROWS)["params"]
@@ -212,13 +200,6 @@ def test_primer_norm():
     layer_norm = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     assert ours.dtype == np.float64
     np.testing.assert_allclose(ours, layer_norm, rtol=0, atol=1e-12)
-
-
-def test_a_norm_of_the_branch():
-    placed = BRANCH_NORM.branch(
-        jnp.ones(3), norm=lambda x: x * 10, sublayer=lambda x: x + 1, dropout=lambda x: x + 0.5
-    )
-    np.testing.assert_array_equal(placed, np.full(3, 1 + (1 + 1) * 10 + 0.5))
 
 
 @pytest.mark.parametrize("reset", [True, False])

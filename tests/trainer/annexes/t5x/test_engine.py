@@ -213,8 +213,6 @@ def test_a_softmax_that_t5x_computes_in_another_type_is_refused(flags, supported
 def test_settings_without_effect_are_rejected():
     with pytest.raises(UserError, match="--engine=jax: it must be one of 'palimpsest', 't5x'"):
         config_of("--engine=jax")
-    with pytest.raises(UserError, match="init_from_state has no effect without --init_from"):
-        config_of("--init_from_state=false")
 
 
 @pytest.mark.skipif(T5X, reason="T5X is importable")
