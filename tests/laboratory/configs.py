@@ -4,6 +4,7 @@ A small model of transformers is written with drawn sizes. Its config.json then 
 gets null, values of other types, other values, and the fields of older and newer releases.
 """
 
+import argparse
 import contextlib
 import io
 import json
@@ -101,8 +102,8 @@ _FIXED = ("model_type", "architectures")
 class Trial:
     """One folder, and its config.json with drawn changes."""
 
-    def __init__(self, seed: int, number: int, folder: pathlib.Path):
-        self.random = random.Random(f"{seed} {number}")
+    def __init__(self, flags: argparse.Namespace, number: int, folder: pathlib.Path):
+        self.random = random.Random(f"{flags.seed} configs {number}")
         self.name, self.folder = [*FAMILIES][number % len(FAMILIES)], folder / str(number)
         self.changes: list[str] = []
 
@@ -202,7 +203,7 @@ def _other(value: Any) -> Any:
     return value[::-1] if isinstance(value, list | str) else None
 
 
-def warm(folder: pathlib.Path, count: int) -> None:
+def warm(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     """Imports transformers once for all forks."""
     import torch
     import transformers

@@ -1,5 +1,6 @@
 """A small sample of random configurations, and that a planted fault is noticed."""
 
+import argparse
 import json
 
 import pytest
@@ -9,16 +10,17 @@ from tests.laboratory.commands import Difference
 from trainer.huggingface import rotary
 
 pytestmark = pytest.mark.torch
+FLAGS = argparse.Namespace(seed=5)
 
 
 def test_a_small_sample_is_equal_or_refused(tmp_path):
     for number in range(0, len(configs.FAMILIES), 6):
-        assert configs.Trial(5, number, tmp_path).run()
+        assert configs.Trial(FLAGS, number, tmp_path).run()
 
 
 def test_a_scaling_that_is_dropped_is_noticed(tmp_path, monkeypatch):
     number = [*configs.FAMILIES].index("llama")
-    trial = configs.Trial(1, number, tmp_path)
+    trial = configs.Trial(FLAGS, number, tmp_path)
 
     def scaled(written):
         written["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}

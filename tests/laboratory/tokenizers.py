@@ -5,6 +5,7 @@ repetitions up to a megabyte, and of what spells special tokens and sentinels. L
 no characters of UTF-8, so Arrow's texts cannot hold them.
 """
 
+import argparse
 import io
 import json
 import pathlib
@@ -32,7 +33,6 @@ from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tests.laboratory.commands import Difference
 
-TEXTS = 100_000  # for each tokenizer
 _BATCH = 1000
 _KINDS = ("byte-level BPE", "BPE", "unigram", "WordPiece")
 _TOKENS = ("<|endoftext|>", "<unk>", "<s>", "</s>", "[CLS]", "<extra>", "<0x41>", "▁the", "  ")
@@ -52,15 +52,15 @@ _LONG = (
 )
 
 
-def warm(folder: pathlib.Path, count: int) -> None:
+def warm(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     """Nothing is shared."""
 
 
 class Trial:
     """A tokenizer and its texts."""
 
-    def __init__(self, seed: int, number: int, folder: pathlib.Path):
-        self.draw = random.Random(f"{seed} {number}")
+    def __init__(self, flags: argparse.Namespace, number: int, folder: pathlib.Path):
+        self.draw, self._count = random.Random(f"{flags.seed} tokenizers {number}"), flags.texts
         self.kind = _KINDS[number % len(_KINDS)]
 
     def run(self) -> str:
@@ -68,13 +68,14 @@ class Trial:
         model, made = self._model()
         loaded = vocabulary.from_bytes(model)
         fast = tokenize.fast(loaded)
-        texts = (self._text() for _ in range(TEXTS))
-        hostile = [make(self.draw) for make in _LONG]
-        for batch in ([text] for text in hostile):
+        texts = (self._text() for _ in range(self._count))
+        most = 50_000 if self.kind == "BPE" else None  # SentencePiece's may take quadratic time
+        hostile = [make(self.draw)[:most] for make in _LONG]
+        for batch in (*([text] for text in hostile), [*stdlib_docs.documents().values()][::40]):
             self._compare(loaded, fast, batch, made)
         while batch := [text for text, _ in zip(texts, range(_BATCH), strict=False)]:
             self._compare(loaded, fast, batch, made)
-        return f"{made}, {TEXTS:,} texts, {fast.refused:,} left to the library"
+        return f"{made}, {self._count:,} texts, {fast.refused:,} left to the library"
 
     def clean(self) -> None:
         """Nothing is kept."""
@@ -145,7 +146,8 @@ class Trial:
         size = draw.choice((400, 1500, 5000))
         if is_bytes:
             made = Tokenizer(models.BPE(ignore_merges=whole))
-            split = pre_tokenizers.Split(Regex(pattern), "isolated")
+            how = draw.choice((("isolated", False), ("removed", True)))
+            split = pre_tokenizers.Split(Regex(pattern), *how)
             level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
             made.pre_tokenizer = pre_tokenizers.Sequence([split, level])
             if prefix:
@@ -155,10 +157,14 @@ class Trial:
                 vocab_size=size, initial_alphabet=alphabet, show_progress=False
             )
         else:
-            made = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=30))
-            drawn = {name: draw.random() < 0.5 for name in ("clean_text", "lowercase")}
+            most = draw.choice((7, 30, 100))
+            made = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=most))
+            names = ("clean_text", "lowercase", "handle_chinese_chars")
+            drawn = {name: draw.random() < 0.5 for name in names}
+            drawn["strip_accents"] = draw.choice((None, True, False))
             bert = normalizers.BertNormalizer(**drawn)
-            steps = [bert, draw.choice([normalizers.NFKD(), normalizers.Lowercase()])]
+            kinds = (normalizers.NFKD, normalizers.Lowercase, normalizers.StripAccents)
+            steps = [bert, *(kind() for kind in draw.sample(kinds, 2))]
             normaliser = draw.choice([bert, normalizers.Sequence(draw.sample(steps, 2))])
             made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
             made.decoder = decoders.WordPiece()

@@ -289,10 +289,11 @@ def test_a_repeated_shard(build, tmp_path):
     assert any(f"{first.documents:,} documents are in the cache more" in text for text in faults)
 
 
-def test_quarantine(build, tmp_path):
+def test_quarantine(build, tmp_path, capsys):
     good = [json.dumps({"text": f"fine text {n}"}) for n in range(50)]
     (tmp_path / "some.jsonl").write_text("\n".join([*good, '{"text": null}', "not json"]))
     folder = build(tmp_path / "cache", f"--corpus=json:{tmp_path}/some.jsonl?validation=0")
+    assert "left out: null" in capsys.readouterr().out
     assert not found(folder)
     (path,) = folder.glob("*.quarantine-*")
     path.write_text(path.read_text().splitlines()[0] + "\n")

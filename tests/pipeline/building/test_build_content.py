@@ -5,13 +5,11 @@ import gc
 import json
 import sys
 
-import numpy as np
 import pytest
 
 from pipeline import verify
 from pipeline.building import write
 from tasks.cache.manifest import CacheManifest
-from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, load
 from tests.laboratory import oracle
@@ -43,66 +41,6 @@ def test_every_document_is_there_once_and_counted(
     end = EOS_ID if plan.separator == "eos" else None
     layout = oracle.Layout(plan.packing, plan.row_tokens, end, oracle.unknown(str(vocabulary)))
     oracle.check(folder, oracle.expected(reads, rules), layout)
-
-
-def test_empty_shards_and_a_corpus_without_validation(build, tmp_path):
-    write_json(tmp_path / "few.jsonl", {"a": "one document", "b": ""})
-    folder = build(tmp_path / "some", f"--corpus=json:{tmp_path}/few.jsonl?validation=0.01")
-    plan = CacheManifest.load(str(folder)).plan
-    assert plan.shards == {"train": 1, "validation": 1}
-    empty = [path for path in folder.glob("*.tfrecord-*") if not path.stat().st_size]
-    assert len(empty) == 1
-
-    folder = build(tmp_path / "none", f"--corpus=json:{tmp_path}/few.jsonl?validation=0")
-    manifest = CacheManifest.load(str(folder))
-    assert manifest.plan.shards == {"train": 1}
-    assert manifest.dropped("train") == {"empty": 1}
-    assert not (folder / "info.validation.json").exists()
-
-
-def test_bad_documents_are_quarantined(build, tmp_path, capsys):
-    good = [json.dumps({"id": f"g{n}", "text": "fine text"}) for n in range(1100)]
-    bad = ['{"id": "n", "text": null}', '{"id": "i", "text": 5}', "not json"]
-    bad.append('{"id": "e", "text": " "}')
-    (tmp_path / "some.jsonl").write_text("\n".join(good + bad))
-    corpus = f"--corpus=json:{tmp_path}/some.jsonl?validation=0"
-    folder = build(tmp_path / "cache", corpus)
-    manifest = CacheManifest.load(str(folder))
-    reasons = ["null", "not a string", "invalid JSON", "empty"]
-    assert manifest.dropped("train") == dict.fromkeys(reasons, 1)
-    (path,) = folder.glob("*.quarantine-*")
-    assert path.name in manifest.splits["train"][0].files
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["reason"] for line in lines] == reasons
-    assert [line["id"] for line in lines][:2] == ["n", "i"]
-    assert lines[0]["location"] == f"some.jsonl:{len(chr(10).join(good)) + 1}"
-    assert "left out: null" in capsys.readouterr().out
-
-
-def test_a_document_that_spells_a_sentinel_is_quarantined(build, tmp_path, vocabulary):
-    from vocab.train import add_sentinels
-
-    model = (vocabulary / "sentencepiece.model").read_bytes()
-    (tmp_path / "with.model").write_bytes(add_sentinels(model, 100))
-    texts = ["some text", "it says <extra_id_7> here", "more of it"]
-    folder = build(
-        tmp_path / "cache",
-        f"--corpus={write_json(tmp_path / 'some.jsonl', texts)}?validation=0",
-        f"--vocabulary={tmp_path}/with.model",
-        "--extra_ids=0",
-        "--max_quarantined=0.5",
-    )
-    manifest = CacheManifest.load(str(folder))
-    assert list(manifest.dropped("train").values()) == [1]
-    assert "contains a sentinel" in next(iter(manifest.dropped("train")))
-    (path,) = folder.glob("*.quarantine-*")
-    (line,) = map(json.loads, path.read_text().splitlines())
-    assert line["value"] == {"token": "<extra_id_7>", "character": 8}
-    windows = Windows(str(folder), manifest, "train", 100, keep_tails=True)
-    loaded = load(str(folder))
-    tokens, lengths = windows.read(np.array([0]))
-    assert tokens[0].max() < loaded.first_sentinel
-    assert loaded.decode(tokens[0, : lengths[0]]) == "some text more of it"
 
 
 @pytest.mark.parametrize("choice", ["keep", "text"])

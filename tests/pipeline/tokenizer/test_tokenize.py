@@ -16,27 +16,14 @@ from pipeline.tokenizer import fast_tokenizer, tokenize, trie
 from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
-from tests.support.parameters import slow_unless
 from tests.support.processes import started
 
-CODE = {
-    "remove_extra_whitespaces": False,
-    "add_dummy_prefix": False,
-    "normalization_rule_name": "identity",
-    "allow_whitespace_only_pieces": True,
-}
-# Training options of SentencePiece by name, for every kind of model in use.
+# Training options of SentencePiece by name; tests/laboratory/tokenizers.py draws more.
 MODELS = {
     "unigram": {},
     "bytes": {"byte_fallback": True, "character_coverage": 0.98},
-    "unknown": {"character_coverage": 0.98, "normalization_rule_name": "nfkc_cf"},
-    "suffix": {"treat_whitespace_as_suffix": True},
-    "code": {**CODE, "user_defined_symbols": ["<a>", "==", "\n", "\t", "    ", "e\u0301"]},
-    "unsplit": {"split_by_whitespace": False, "normalization_rule_name": "nfkc"},
-    "no_prefix": {"add_dummy_prefix": False, "split_digits": True},
     "bpe": {"model_type": "bpe"},
     "bpe_bytes": {"model_type": "bpe", "byte_fallback": True, "character_coverage": 0.98},
-    "bpe_code": {"model_type": "bpe", **CODE, "user_defined_symbols": ["<a>", "==", "    "]},
 }
 TEXTS = pathlib.Path(__file__).with_name("texts.txt")
 
@@ -81,7 +68,7 @@ def assert_equal(fast, processor, texts: list[str]) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", slow_unless({"unigram", "bpe_bytes"}, MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_real_text(models, name):
     fast, processor = both(models[name])
     lines = corpus()

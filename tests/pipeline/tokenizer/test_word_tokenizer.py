@@ -1,4 +1,7 @@
-"""The fast tokenizer returns the ids of Hugging Face's tokenizers for any text, or says why not."""
+"""The fast tokenizer returns the ids of Hugging Face's tokenizers for any text, or says why not.
+
+tests/laboratory/tokenizers.py compares both on drawn tokenizers and texts of every character.
+"""
 
 import ctypes
 import itertools
@@ -27,7 +30,6 @@ from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 from tests.support import small_tokenizers
-from tests.support.parameters import slow_unless
 
 TEXTS = pathlib.Path(__file__).with_name("texts.txt").read_text().splitlines()
 END = "<|endoftext|>"
@@ -37,10 +39,6 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN = LLAMA3.replace("{1,3}", "")
-CL100K = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
 
 
 def corpus() -> list[str]:
@@ -87,24 +85,10 @@ def word_piece(normaliser, **options) -> Tokenizer:
 
 MAKERS = {
     "gpt2": lambda: bpe(gpt2_words()),
-    "prefix": lambda: bpe(gpt2_words(True)),
-    "llama3": lambda: bpe(split(LLAMA3), ignore_merges=True),
     "qwen": lambda: bpe(split(QWEN), normalizers.NFC()),
-    "cl100k": lambda: bpe(split(CL100K, "removed", invert=True)),
-    "nfkc": lambda: bpe(gpt2_words(), normalizers.Sequence([normalizers.NFKC()])),
     "uncased": lambda: word_piece(normalizers.BertNormalizer()),
     "cased": lambda: word_piece(normalizers.BertNormalizer(lowercase=False)),
-    "unclean": lambda: word_piece(
-        normalizers.BertNormalizer(False, False, strip_accents=True, lowercase=False)
-    ),
-    "short": lambda: word_piece(
-        normalizers.Sequence(
-            [normalizers.NFKD(), normalizers.Lowercase(), normalizers.StripAccents()]
-        ),
-        max_input_chars_per_word=7,
-    ),
 }
-QUICK = {"gpt2", "qwen", "uncased"}
 _made: dict[str, tuple[tokenize.Fast, TokenizersCodec]] = {}
 
 
@@ -130,10 +114,7 @@ def assert_equal(pair, texts: list[str]) -> None:
         assert tokens[begin:end].tolist() == ids.tolist(), text[:200]
 
 
-KINDS = slow_unless(QUICK, MAKERS)
-
-
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", MAKERS)
 def test_real_text(name):
     texts = corpus()
     fast = both(name)[0]
@@ -152,26 +133,6 @@ def test_characters_that_are_words_only_where_they_are_written():
         pair = of(tokenizer)
         assert_equal(pair, ["the一he", "the⼀he", "the/he", "the℀he", "a/c", "℀"][::order])
         assert pair[0].refused == 1
-
-
-def assert_every_character(name: str, points: list[int]) -> None:
-    """Each character between letters, numbers, spaces and lines, and after an apostrophe."""
-    around = ("a{0}a1{0}2 {0} !{0}!\n{0}\t", "{0} {0}  {0}\n {0}", "'{0}x 'l{0}", "{0}b{0}")
-    found = [around[point % 4].format(chr(point)) for point in points]
-    found += [around[(point + 1) % 4].format(chr(point)) for point in points if point < 0x3100]
-    assert_equal(both(name), ["~".join(found[at : at + 50]) for at in range(0, len(found), 50)])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_characters_of_every_block(name):
-    points = [*range(0x3100), *range(0x3100, 0xD800, 13), *range(0xE000, 0x110000, 101)]
-    assert_every_character(name, [*points, *range(0xF900, 0x10000), *range(0x1D160, 0x1D1B0)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MAKERS)
-def test_every_character(name):
-    assert_every_character(name, [*range(0xD800), *range(0xE000, 0x110000)])
 
 
 ODDITIES = (

@@ -1,8 +1,8 @@
 """A local in-memory server of Google Cloud Storage that can inject network faults.
 
 One port serves the JSON API (objects, simple and resumable uploads, preconditions, paged listings,
-copies, compose, batches), the XML API's GET, HEAD, PUT and DELETE, the metadata server that gives a
-virtual machine its token, and, for TensorFlow, whose endpoint cannot be set, CONNECT with TLS in
+copies, batches), the XML API's GET and HEAD, the metadata server that gives a virtual machine its
+token, and, for TensorFlow, whose endpoint cannot be set, CONNECT with TLS in
 the name of googleapis.com. In tests:
 
     with GcsServer() as gcs:

@@ -64,7 +64,7 @@ class Handler(QuietHandler):
             asked = self.headers.get("Range", "")
             self.owner.note(self.method, self.path, asked, self.status, self.sent, self.fault)
 
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = handle_request
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_request
 
     def _answered(self, path: str, metadata: bool) -> None:
         try:
@@ -157,18 +157,6 @@ class Handler(QuietHandler):
                 return
         raise Answer(501, f"not implemented: {self.method} {self.path}")
 
-    def _buckets(self) -> None:
-        buckets = self.owner.store.buckets
-        if self.method == "POST":
-            name = json.loads(self.data)["name"]
-            if name in buckets:
-                raise Answer(409, "Your previous request to create the named bucket succeeded.")
-            buckets[name] = {}
-            self.send(200, bucket_resource(name))
-        else:
-            items = [bucket_resource(name) for name in buckets]
-            self.send(200, {"kind": "storage#buckets", "items": items})
-
     def _bucket(self, bucket: str) -> None:
         self.owner.store.bucket(bucket)
         self.send(200, bucket_resource(bucket))
@@ -190,12 +178,6 @@ class Handler(QuietHandler):
         if self.method == "DELETE":
             store.delete(bucket, name, self.query)
             self.send(204)
-        elif self.method in ("PATCH", "PUT"):
-            with store.lock:
-                found = store.get(bucket, name, self.query, reading=False)
-                found.resource.update(json.loads(self.data))
-                found.resource["metageneration"] = str(int(found.resource["metageneration"]) + 1)
-            self.send(200, found.resource)
         elif self.query.get("alt") == "media":
             self._media(bucket, name)
         else:
@@ -239,27 +221,8 @@ class Handler(QuietHandler):
             self.owner.store.delete(bucket, name, {})
         self.send(200, made.resource)
 
-    def _compose(self, bucket: str, name: str) -> None:
-        given, store = self._given(), self.owner.store
-        with store.lock:
-            parts = [store.get(bucket, part["name"], {}) for part in given["sourceObjects"]]
-            whole = b"".join(part.data for part in parts)
-            self.send(200, store.put(bucket, name, whole, given.get("destination", {}), self.query))
-
     def _given(self) -> dict[str, Any]:
         return json.loads(self.data) if self.data.strip() else {}
-
-    def _xml_object(self, bucket: str, name: str) -> None:
-        if self.method == "PUT":
-            wanted = self.headers.get("x-goog-if-generation-match")
-            query = {"ifGenerationMatch": wanted} if wanted else {}
-            made = self.owner.store.put(bucket, name, self.data, {}, query)
-            self.send(200, b"", ETag=made["etag"], X_Goog_Generation=made["generation"])
-        elif self.method == "DELETE":
-            self.owner.store.delete(bucket, name, {})
-            self.send(204)
-        else:
-            self._media(bucket, name)
 
     def _upload(self, bucket: str) -> None:
         if "upload_id" in self.query:
@@ -377,14 +340,12 @@ _COPY = r"/b/([^/]+)/o/(.+?)/COPYTo/b/([^/]+)/o/(.+)"
 _ROUTES: list[tuple[str, Callable[..., None]]] = [
     (r"/batch(?:/storage/v1)?", Handler._batch),
     (r"/(?:resumable/)?upload/storage/v1/b/([^/]+)/o", Handler._upload),
-    (r"/b", Handler._buckets),
     (r"/b/([^/]+)", Handler._bucket),
     (r"/b/([^/]+)/storageLayout", Handler._layout),
     (r"/b/([^/]+)/o/?", Handler._objects),
     (_COPY.replace("COPY", "copy"), Handler._copy_to),
     (_COPY.replace("COPY", "rewrite"), Handler._rewrite_to),
     (r"/b/([^/]+)/o/(.+?)/moveTo/o/(.+)", Handler._move_to),
-    (r"/b/([^/]+)/o/(.+?)/compose", Handler._compose),
     (r"/b/([^/]+)/o/(.+)", Handler._object),
-    (r"/([^/]+)/(.+)", Handler._xml_object),
+    (r"/([^/]+)/(.+)", Handler._media),
 ]

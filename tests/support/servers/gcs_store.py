@@ -166,19 +166,8 @@ class Store:
 
 
 def bucket_resource(name: str) -> dict[str, Any]:
-    return {
-        "kind": "storage#bucket",
-        "id": name,
-        "name": name,
-        "projectNumber": "1",
-        "location": "US",
-        "locationType": "multi-region",
-        "storageClass": "STANDARD",
-        "metageneration": "1",
-        "etag": "CAE=",
-        "timeCreated": "2026-01-01T00:00:00Z",
-        "updated": "2026-01-01T00:00:00Z",
-    }
+    about = {"kind": "storage#bucket", "location": "US", "storageClass": "STANDARD", "etag": "CAE="}
+    return {**about, "id": name, "name": name, "metageneration": "1"}
 
 
 def parts_of(content_type: str, body: bytes) -> list[tuple[dict[str, str], bytes]]:

@@ -385,29 +385,3 @@ def test_what_was_there_before_is_not_removed(small):
 def test_a_lock_that_is_a_folder_is_no_lock(small):
     small.with_suffix(".lock").mkdir()
     assert_one_line(*refusal(small, "--locked"), "there is no file", "small.lock")
-
-
-@pytest.mark.slow
-def test_an_export_or_evaluation_of_others_does_not_count(small):
-    text = small.read_text() + (
-        '[pretrain]\npreset = "t5_1_1_tiny"\ntrain_steps = 4\nbatch_size = 8\n'
-        "lengths = { inputs = 32, targets = 16 }\n[evaluate]\nbatch_size = 8\n[evaluate.lines]\n"
-        'output = "LINES"\n[export]\nlicense = "mit"\n[export.more]\n'
-    )
-    text = text.replace("row_tokens = 64\n", "").replace("corpus.txt", "corpus.txt?validation=0.1")
-    small.write_text(text.replace("LINES", str(small.parent / "lines.jsonl")))
-    export = small.parent / "out" / "export" / "pretrain"
-    export.mkdir(parents=True)
-    (export / "model.safetensors").write_text("of another model")
-    for _ in range(2):
-        assert_one_line(*refusal(small), str(export), "exists: name another folder, or delete it")
-    shutil.rmtree(export)
-    done = ran(small)
-    assert done.returncode == 0, done.stderr
-    lock = small.with_suffix(".lock")
-    before = lock.read_bytes()
-    model = small.parent / "out" / "model"
-    more = started("-m", "palimpsest", "evaluate", f"--model_dir={model}", "--split=train")
-    assert more.returncode == 0, more.stderr
-    assert ran(small).stdout.count("finished before") == 7
-    assert lock.read_bytes() == before
