@@ -82,7 +82,9 @@ def traces(output: pathlib.Path, names: list[str], commands: list[str]) -> list[
             found.append(f"{' '.join(words)}: {done.stderr.strip()}")
         shown = done.stdout.splitlines()
         for command in commands:
-            found += [line for line in shown if line.strip().startswith(f"{command} ")]
+            # The list of commands; in other pages, words of help may begin a line.
+            listed = words == ["--help"]
+            found += [line for line in shown if listed and line.startswith(f"  {command} ")]
             found += [line for line in shown if f"palimpsest {command} " in line]
     return found
 

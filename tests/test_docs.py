@@ -16,6 +16,7 @@ from palimpsest.__main__ import named
 from palimpsest.annexes.recipes import from_corpus
 from palimpsest.commands import COMMANDS
 from pipeline.runners import engines
+from tasks import annexes
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse, refuse_unknown
 from tests.support import in_process, parents
@@ -132,6 +133,18 @@ def test_the_api_page_has_every_public_module():
         path = ROOT / name.replace(".", "/")
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         assert "__all__ = [" in path.read_text(), name
+
+
+def test_the_table_of_the_design_has_every_annex():
+    text = (ROOT / "docs" / "design.md").read_text().partition("| package | annexes |")[2]
+    found: dict[str, set[str]] = {}
+    for package, names in re.findall(r"^\| `(\w+)`.*? \| (.*) \|$", text, re.MULTILINE):
+        found.setdefault(package, set()).update(re.findall(r"`(\w+)`", names))
+    for annex in annexes.annexes():
+        package = annex.package.partition(".")[0]
+        assert annex.name in found[package], f"{annex.package} is not in docs/design.md"
+        found[package].remove(annex.name)
+    assert not any(found.values()), found
 
 
 def test_the_documents_have_commands():

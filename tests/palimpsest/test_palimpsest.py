@@ -122,7 +122,7 @@ def test_candidates():
         "bfloat16 ", "float32 "]  # fmt: skip
     assert completion.candidates("zsh", "palimpsest build --cache-d") == ["--cache_dir="]
     assert completion.candidates("zsh", "palimpsest vo") == ["vocab "]
-    assert completion.candidates("zsh", "palimpsest vocab train-tokenizer --he") == ["--help "]
+    assert completion.candidates("zsh", "palimpsest write-pairs --he") == ["--help "]
     assert completion.candidates("bash", "palimpsest build --ver") == ["--verbose "]
 
 
