@@ -6,6 +6,7 @@ REFUSED = [
     # Kernels cannot drop other weights for each query.
     ("bert", _PALLAS | {"dropout_rate": 0.1}, "dropout_rate .*with attention 'pallas'"),
     ("lm", _PALLAS | {"position": "alibi"}, "position is 'alibi'; .*'pallas'"),
+    ("bert", _PALLAS | _WIDE | {"attention_pattern": "local:block=48"}, "attention_pattern"),
 ]
 
 ALIKE = [

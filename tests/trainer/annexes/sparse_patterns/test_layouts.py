@@ -12,6 +12,7 @@ from trainer.annexes.sparse_patterns.groups import groups_of
 from trainer.annexes.sparse_patterns.sparse_layouts import BigBird, Dilated, Fixed, Local, Variable
 from trainer.config.presets import model_preset
 from trainer.engine.cost import flops_per_step
+from trainer.huggingface.formats import KINDS
 from trainer.huggingface.names import places
 from trainer.model.sparsity import visited, visited_pairs
 
@@ -158,7 +159,7 @@ def test_patterns_are_texts_that_other_projects_do_not_have(make_config):
     assert make_config("bert").attention_pattern == "full"
     bert = make_config("bert", attention_pattern="bigbird:block=16")
     with pytest.raises(UserError, match="attention_pattern bigbird:block=16"):
-        places(bert, "bert")
+        places(bert, next(kind for kind in KINDS if kind == "bert"))
 
 
 def test_operations_follow_the_density(make_config):
