@@ -12,7 +12,7 @@ from typing import Any
 
 from jax import Array
 
-from trainer.model.attending import Attending, choose
+from trainer.model.attention_call import AttentionCall, select_core
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Buildable, Built, Dense, Order, Shared, project_joined
 from trainer.model.masks import Rows
@@ -87,11 +87,11 @@ class DotProductAttention(Buildable):
         self, module: Built, x_BLD: Array, source_BSD: Array, view: View, deterministic: bool
     ) -> Array:
         shared = module.shared
-        attending = self._attending(module, x_BLD, view, deterministic)
-        core = choose(attending)
+        call = self._call(module, x_BLD, view, deterministic)
+        core = select_core(call)
         order = None
-        if not self._changes(attending) and not view.watched:
-            order = core.order(attending, self._groups)
+        if not self._changes(call) and not view.watched:
+            order = core.order(call, self._groups)
         operands: tuple[Array, Array | None, Array | None]
         if order is not None:
             operands = self._project_joined(shared, x_BLD, source_BSD, order)
@@ -104,12 +104,12 @@ class DotProductAttention(Buildable):
                 v_BSJ = self.value_part.build(shared, "values")(v_BSJ, deterministic)
             view.watch(key_BSJ=k_BSJ, value_BSJ=v_BSJ)
             operands = q_BLJ, k_BSJ, v_BSJ
-        mixed_BLJ = core(attending, *operands)
+        mixed_BLJ = core(call, *operands)
         if self.mixed_part is not None:
             mixed_BLJ = self.mixed_part.build(shared, "mixed", self.head_dim)(mixed_BLJ, x_BLD)
         return project_out(shared, mixed_BLJ)
 
-    def _attending(self, module: Built, x_BLD: Array, view: View, deterministic: bool) -> Attending:
+    def _call(self, module: Built, x_BLD: Array, view: View, deterministic: bool) -> AttentionCall:
         pattern, learned = self.pattern, self.learned_logits
         # A row of one block needs no pattern: the block sees itself.
         length = x_BLD.shape[1] if view.cache is None else view.cache.slots
@@ -122,13 +122,15 @@ class DotProductAttention(Buildable):
             return logits(view.rows, view.source_rows, view.cache is not None)
 
         extra = None if learned is None else added
-        return Attending(module, view, self.num_heads, self.head_dim, pattern, extra, deterministic)
+        return AttentionCall(
+            module, view, self.num_heads, self.head_dim, pattern, extra, deterministic
+        )
 
-    def _changes(self, attending: Attending) -> bool:
+    def _changes(self, call: AttentionCall) -> bool:
         """Returns True if other operations come between the projections and the fused kernels."""
-        parts = (self.convolution, self.query_key_norm, self.value_part, attending.angles)
+        parts = (self.convolution, self.query_key_norm, self.value_part, call.angles)
         between = any(part is not None for part in parts)
-        return attending.drops or self.shared_query_key or between
+        return call.drops or self.shared_query_key or between
 
     def _project(
         self, shared: Shared, x_BLD: Array, source_BSD: Array, view: View

@@ -79,11 +79,12 @@ class Core:
 
     Attributes:
       name: the value of `ModelConfig.attention` under which it is reported.
-      run: "module:function" that maps an `Attending`, queries [B, L, J], and keys and values [B, S,
-        G * K], not yet rotated, to mixed values [B, L, J]. In an order of `joined`, it also takes
-        [B, L, 3 * J], None, None, or keys and values [B, S, 2 * G * K] as keys and None as values.
+      run: "module:function" that maps an `AttentionCall`, queries [B, L, J], and keys and values
+        [B, S, G * K], not yet rotated, to mixed values [B, L, J]. In an order of `joined`, it also
+        takes [B, L, 3 * J], None, None, or keys and values [B, S, 2 * G * K] as keys and None as
+        values.
       supports: returns why it does not support a request; None if it does.
-      joined: "module:function" that maps an `Attending` and the heads of keys and values to the
+      joined: "module:function" that maps an `AttentionCall` and the heads of keys and values to the
         `Order` in which they share an array; None if the core needs separate ones.
     """
 
@@ -95,9 +96,9 @@ class Core:
     def __call__(self, *inputs: Any) -> Any:
         return load(self.run)(*inputs)
 
-    def order(self, at: Any, groups: int) -> Any:
+    def order(self, call: Any, groups: int) -> Any:
         """Returns the `Order` in which the core takes joined projections, or None."""
-        return load(self.joined)(at, groups) if self.joined else None
+        return load(self.joined)(call, groups) if self.joined else None
 
 
 def select(setting: str, request: Request) -> Core:
@@ -140,7 +141,7 @@ def _cudnn(request: Request) -> Reason | None:
     return _dot_product(request) or (None if fits else Reason("dtype", "'bfloat16'"))
 
 
-_RUNS = "trainer.model.attending:"
+_RUNS = "trainer.model.attention_call:"
 CORES = Registry(
     "attention_cores",
     {

@@ -1,6 +1,6 @@
 """Runs the kernels on each device, for that device's rows and heads.
 
-Dimensions as in `trainer.model.attending`.
+Dimensions as in `trainer.model.attention_call`.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from trainer.annexes.kernels.fused_sparsity import tables_of
 from trainer.annexes.kernels.fused_tiles import bias_fits
 from trainer.annexes.kernels.hardware import group_width, kernel_bytes
 from trainer.annexes.kernels.triton_attention import triton_attention
-from trainer.model.attending import Attending, devices_of_heads
+from trainer.model.attention_call import AttentionCall, devices_of_heads
 from trainer.model.dense import Order, tracing_device
 from trainer.model.masks import Rows
 from trainer.model.positions import waves
 from trainer.model.sparsity import Pattern
 
 
-def run(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None) -> Array:
+def run(call: AttentionCall, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None) -> Array:
     """Calls the kernels on each device for that device's rows and heads."""
-    device, relative = tracing_device(), at.view.positions.relative
+    device, relative = tracing_device(), call.view.positions.relative
     if k_BSJ is not None and v_BSJ is not None:
-        groups = k_BSJ.shape[-1] // at.head_dim
+        groups = k_BSJ.shape[-1] // call.head_dim
         whole = device.is_gpu and groups % devices_of_heads() == 0
-        k_BSJ, v_BSJ = _changed(at, k_BSJ, v_BSJ, whole)
-        if at.angles is not None:
-            q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim, at.amplitude)
+        k_BSJ, v_BSJ = _changed(call, k_BSJ, v_BSJ, whole)
+        if call.angles is not None:
+            q_BLJ = rotate_joined(q_BLJ, call.angles[0], call.head_dim, call.amplitude)
     visits, tables = None, None
-    if at.pattern is not None:
-        visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
+    if call.pattern is not None:
+        visits, tables = _tables(call, call.pattern, q_BLJ.shape[1])
     kernels: Callable[..., Array] = triton_attention
     if not device.is_gpu:
         memory, interpret = kernel_bytes(device), not device.is_tpu
-        softcap = at.shared.attention_softcap
+        softcap = call.shared.attention_softcap
         kernels = partial(fused_attention, vmem_bytes=memory, interpret=interpret, softcap=softcap)
-    kernels = partial(kernels, head_dim=at.head_dim, predicate=at.predicate, scale=at.scale)
-    sides = [Rows(side.segment_BL, side.prefix_BL) for side in (at.view.rows, at.view.source_rows)]
+    kernels = partial(kernels, head_dim=call.head_dim, predicate=call.predicate, scale=call.scale)
+    sides = [
+        Rows(side.segment_BL, side.prefix_BL) for side in (call.view.rows, call.view.source_rows)
+    ]
     table_HR = None if relative is None else relative.table_HR
 
     def attend(*operands: Any) -> Array:
@@ -61,15 +63,15 @@ def run(at: Attending, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | None) -
     return attend(q_BLJ, k_BSJ, v_BSJ, *sides, table_HR, tables)
 
 
-def _changed(at: Attending, k_BSJ: Array, v_BSJ: Array, whole: bool) -> tuple[Array, Array]:
+def _changed(call: AttentionCall, k_BSJ: Array, v_BSJ: Array, whole: bool) -> tuple[Array, Array]:
     """Returns rotated keys, and values with dropout; not repeated if the kernels take groups."""
     # Heads that share values drop different values.
-    if not whole or at.drops:
-        k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
-    if at.drops:
-        v_BSJ = at.drop_values(v_BSJ)
-    if at.angles is not None:
-        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim, at.amplitude)
+    if not whole or call.drops:
+        k_BSJ, v_BSJ = call.repeated(k_BSJ), call.repeated(v_BSJ)
+    if call.drops:
+        v_BSJ = call.drop_values(v_BSJ)
+    if call.angles is not None:
+        k_BSJ = rotate_joined(k_BSJ, call.angles[1], call.head_dim, call.amplitude)
     return k_BSJ, v_BSJ
 
 
@@ -95,11 +97,11 @@ def rotate_joined(
     return rotated_BLJ.astype(x_BLJ.dtype)
 
 
-def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
-    known, memory = at.predicate, kernel_bytes(tracing_device())
-    biased_dim = at.head_dim if at.view.positions.relative else None
+def _tables(call: AttentionCall, pattern: Pattern, length: int) -> Any:
+    known, memory = call.predicate, kernel_bytes(tracing_device())
+    biased_dim = call.head_dim if call.view.positions.relative else None
     fits = partial(bias_fits, length, known.skips, biased_dim, memory)
-    return tables_of(pattern, at.num_heads, at.head_dim, length, known, fits)
+    return tables_of(pattern, call.num_heads, call.head_dim, length, known, fits)
 
 
 def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Array]:
@@ -116,7 +118,7 @@ def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Arra
     )
 
 
-def order(at: Attending, groups: int) -> Order | None:
+def order(call: AttentionCall, groups: int) -> Order | None:
     """Returns how queries, keys and values share an array; None if kernels need separate ones.
 
     `groups` are the heads of keys and values.
@@ -124,5 +126,5 @@ def order(at: Attending, groups: int) -> Order | None:
     devices = devices_of_heads()
     if tracing_device().is_gpu:
         return Order(devices, 1) if groups % devices == 0 else None
-    pieces, rest = divmod(groups * at.head_dim, devices * group_width(at.head_dim))
-    return Order(devices, pieces) if groups == at.num_heads and rest == 0 else None
+    pieces, rest = divmod(groups * call.head_dim, devices * group_width(call.head_dim))
+    return Order(devices, pieces) if groups == call.num_heads and rest == 0 else None

@@ -14,7 +14,7 @@ from tests.support import eight_devices
 from tests.trainer.engine.test_sharding import CUBE, program_of, run
 from trainer.annexes.kernels import fused_core
 from trainer.annexes.kernels.triton_attention import triton_attention
-from trainer.model import attending
+from trainer.model import attention_call
 from trainer.model.device import Device
 
 FUSED = ["--model.head_dim=64", "--model.attention=pallas", *CUBE]
@@ -24,7 +24,7 @@ FUSED = ["--model.head_dim=64", "--model.attention=pallas", *CUBE]
 def pretended_gpu():
     """Attention takes the device for a GPU, whose kernels are interpreted."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attending, fused_core):
+        for module in (attention_call, fused_core):
             patch.setattr(module, "tracing_device", lambda: Device("NVIDIA H100 80GB HBM3"))
         interpreted = functools.partial(triton_attention, interpret=True)
         patch.setattr(fused_core, "triton_attention", interpreted)

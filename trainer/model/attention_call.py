@@ -23,7 +23,7 @@ from trainer.model.positions import rotate
 from trainer.model.sparsity import Pattern, visited
 
 
-class Attending(NamedTuple):
+class AttentionCall(NamedTuple):
     """One attention operation as the cores see it.
 
     `module` keeps the cache and draws dropout. `pattern` is None if all keys are visible.
@@ -102,17 +102,17 @@ class Attending(NamedTuple):
         return jnp.where(jnp.repeat(kept_BSH > 0, self.head_dim, axis=2), scaled_BSJ, 0)
 
 
-def choose(at: Attending) -> Core:
+def select_core(call: AttentionCall) -> Core:
     """Returns the core that computes an attention."""
-    return select(at.shared.attention, _request(at))
+    return select(call.shared.attention, _request(call))
 
 
-def _request(at: Attending) -> Request:
-    shared, view = at.shared, at.view
+def _request(call: AttentionCall) -> Request:
+    shared, view = call.shared, call.view
     return Request(
         dtype=shared.dtype,
-        num_heads=at.num_heads,
-        head_dim=at.head_dim,
+        num_heads=call.num_heads,
+        head_dim=call.head_dim,
         device=tracing_device(),
         devices=devices_of_heads(),
         longest=max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows)),
@@ -121,13 +121,13 @@ def _request(at: Attending) -> Request:
         windowed=view.predicate is not None and view.predicate.window is not None,
         capped=shared.attention_softcap is not None,
         by_distance=view.positions.bias_HLS is None or view.positions.relative is not None,
-        added=at.added_logits is not None,
+        added=call.added_logits is not None,
         watched=view.watches("weights_BHLS"),
-        drops=at.drops,
-        drops_by_query=at.drops and not shared.broadcast_dropout,
-        pattern=at.pattern,
+        drops=call.drops,
+        drops_by_query=call.drops and not shared.broadcast_dropout,
+        pattern=call.pattern,
         cached=view.cache is not None,
-        initial=at.module.is_initializing(),
+        initial=call.module.is_initializing(),
     )
 
 
@@ -140,24 +140,24 @@ def devices_of_heads() -> int:
     return mesh.shape[axis] if isinstance(axis, str) else 1
 
 
-def run_einsum(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
-    q_BLHK, k_BSGK = at.rotated(q_BLJ, k_BSJ)
-    v_BSGK = at.heads(v_BSJ)
-    if at.view.cache is not None:
-        k_BSGK, v_BSGK = at.view.cache.keys_and_values(at.module, k_BSGK, v_BSGK)
+def run_einsum(call: AttentionCall, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
+    q_BLHK, k_BSGK = call.rotated(q_BLJ, k_BSJ)
+    v_BSGK = call.heads(v_BSJ)
+    if call.view.cache is not None:
+        k_BSGK, v_BSGK = call.view.cache.keys_and_values(call.module, k_BSGK, v_BSGK)
     logits_BHLS = compare_heads(q_BLHK, k_BSGK)
-    if at.added_logits is not None:
-        logits_BHLS += at.added_logits()
-    if at.pattern is not None:
-        logits_BHLS = jnp.where(_visited(at, at.pattern), logits_BHLS, MASKED_LOGIT)
-    return weigh_heads(at.shared, logits_BHLS, v_BSGK, at.view, at.deterministic)
+    if call.added_logits is not None:
+        logits_BHLS += call.added_logits()
+    if call.pattern is not None:
+        logits_BHLS = jnp.where(_visited(call, call.pattern), logits_BHLS, MASKED_LOGIT)
+    return weigh_heads(call.shared, logits_BHLS, v_BSGK, call.view, call.deterministic)
 
 
-def _visited(at: Attending, pattern: Pattern) -> Array:
+def _visited(call: AttentionCall, pattern: Pattern) -> Array:
     """Returns the pairs that a pattern visits among a cache's slots, bool [B, H or 1, L, S]."""
-    known, view = at.predicate, at.view
+    known, view = call.predicate, call.view
     length = view.cache.slots if view.cache else view.rows.segment_BL.shape[1]
-    layout_PNN = visited(pattern, at.num_heads, length, known.causal, known.prefix)
+    layout_PNN = visited(pattern, call.num_heads, length, known.causal, known.prefix)
     query_BL, key_BS = view.rows.position_BL, view.source_rows.position_BL
     assert query_BL is not None
     assert key_BS is not None
@@ -165,20 +165,22 @@ def _visited(at: Attending, pattern: Pattern) -> Array:
     return jnp.asarray(layout_PNN)[:, block_BL[..., None], block_BS[:, None]].swapaxes(0, 1)
 
 
-def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
-    q_BLHK, k_BSGK = at.rotated(q_BLJ, k_BSJ)
+def _library(
+    implementation: Any, call: AttentionCall, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array
+) -> Array:
+    q_BLHK, k_BSGK = call.rotated(q_BLJ, k_BSJ)
     bias_BHLS = None
-    if at.view.positions.bias_HLS is not None:
+    if call.view.positions.bias_HLS is not None:
         # JAX adds the bias after scaling the logits.
-        scaled_HLS = at.view.positions.bias_HLS * at.scale
-        bias_BHLS = scaled_HLS[None].astype(at.shared.dtype)
+        scaled_HLS = call.view.positions.bias_HLS * call.scale
+        bias_BHLS = scaled_HLS[None].astype(call.shared.dtype)
     mixed_BLHK = jax.nn.dot_product_attention(
         q_BLHK,
         k_BSGK,
-        at.heads(v_BSJ),
+        call.heads(v_BSJ),
         bias=bias_BHLS,
-        mask=at.view.mask_BLS[:, None],
-        scale=at.scale,
+        mask=call.view.mask_BLS[:, None],
+        scale=call.scale,
         implementation=implementation,
     )
     return mixed_BLHK.reshape(q_BLJ.shape)
