@@ -10,7 +10,6 @@ import pytest
 
 from pipeline.building import documents
 from tasks.reading import compression
-from tasks.terminal.command_line import UserError
 from tasks.vocabularies import neighbours, pieces
 from tests.laboratory import __main__ as laboratory
 from tests.laboratory import builds, faults, oracle, runs
@@ -56,27 +55,6 @@ def test_a_command_that_fails_is_reported(text_cache, tmp_path):
     code, _, output = sample(tmp_path, "runs", *words)
     assert code == 1
     assert re.search("a run ended with 2: .*batch_sise", output), output
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["runs", "--steps=5"], "at least 20"),
-        (["runs", "--kills=-1"], "at least 0"),
-        (["builds", "--workers=3-1"], "3-1 is not a range"),
-        (["followed"], "--vocabulary"),
-    ],
-)
-def test_wrong_flags_are_refused(words, says, capsys):
-    with pytest.raises(SystemExit):
-        laboratory.main(words)
-    assert says in capsys.readouterr().err
-
-
-def test_output_must_be_new(tmp_path):
-    (tmp_path / "something").touch()
-    with pytest.raises(UserError, match="is not empty"):
-        laboratory.main(["builds", f"--output={tmp_path}"])
 
 
 def given(*words, **values):

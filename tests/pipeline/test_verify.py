@@ -313,12 +313,9 @@ def test_other_packings(build, tmp_path, more):
     assert any("of its document before" in fault for fault in found(folder))
 
 
-def test_no_cache(tmp_path):
+def test_a_folder_without_a_cache_or_with_several(tmp_path):
     with pytest.raises(UserError, match="holds no cache"):
         verify(str(tmp_path))
-
-
-def test_a_folder_of_caches(tmp_path):
     for number in range(7):
         (tmp_path / f"mine{number}_lm").mkdir()
         (tmp_path / f"mine{number}_lm" / "manifest.json").touch()

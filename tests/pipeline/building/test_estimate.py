@@ -89,20 +89,3 @@ def test_json_is_all_of_standard_output(build, tmp_path, capsys):
     assert json.loads(printed.out)["counts"]
     assert "every line is a document" in printed.err
     assert "skipped 1 line of white space alone" in printed.err
-
-
-def test_standard_errors_of_a_ratio():
-    values, sizes = [10, 20, 33], [100, 200, 300]
-    whole = estimate._ratio(values, sizes, 600, whole=True)
-    assert (whole.value, whole.variance) == (63, 0)
-    part = estimate._ratio(values, sizes, 6000)
-    assert part.value == pytest.approx(630)
-    # By hand: the residuals for the ratio 0.105 are -0.5, -1 and 1.5; half their squares is 1.75.
-    assert part.variance == pytest.approx(0.9 * 1.75 / 3 / 200**2 * 6000**2)
-    assert str(part) == f"630 ± {part.variance**0.5 / 630:.1%}"
-
-
-def test_the_time_is_that_of_the_last_worker():
-    assert estimate._longest([3, 1, 1, 1], 2) == 3
-    assert estimate._longest([1, 1, 1, 3], 2) == 4
-    assert estimate._longest([], 2) == 0

@@ -5,7 +5,6 @@ tests/laboratory/tokenizers.py compares both on drawn tokenizers and texts of ev
 
 import ctypes
 import itertools
-import json
 import pathlib
 import random
 
@@ -202,15 +201,6 @@ def test_long_words(name):
     assert fast.refused == before
 
 
-@pytest.mark.parametrize("first", [1 << 16, 1 << 20, (1 << 24) - 2000])
-def test_ids_of_more_than_16_bits(first):
-    value = json.loads(MAKERS["gpt2"]().to_str())
-    value["model"]["vocab"] = {key: id_ + first for key, id_ in value["model"]["vocab"].items()}
-    value["added_tokens"] = []
-    fast, codec = of(Tokenizer.from_str(json.dumps(value)))
-    assert_equal((fast, codec), corpus()[:100])
-
-
 @pytest.mark.parametrize("name", ["gpt2", "cased"])
 @pytest.mark.parametrize("length", [9, 40])  # inside the entries, and in the pool beside them
 def test_the_memo_grows_and_is_emptied_when_full(name, length, monkeypatch):
@@ -379,23 +369,3 @@ def test_refusals(reason, monkeypatch):
     monkeypatch.setattr(f"{__name__}.corpus", lambda: TEXTS)
     with pytest.raises(Unsupported, match=reason):
         of(REFUSED[reason]())
-
-
-def test_tables_of_characters_are_the_librarys():
-    kinds = both("gpt2")[0].words.kinds
-    assert (kinds == byte_level.SPACE).sum() == 23
-    assert (kinds == byte_level.NEWLINE).sum() == 2
-    # The tables of ASCII in pipeline/native/byte_words.c say the same.
-    of_ascii = [
-        byte_level.LETTER if chr(point).isalpha() else byte_level.NUMBER
-        for point in range(128)
-        if chr(point).isalnum()
-    ]
-    assert kinds[[point for point in range(128) if chr(point).isalnum()]].tolist() == of_ascii
-    assert np.flatnonzero(kinds[:128] == byte_level.SPACE).tolist() == [9, 11, 12, 32]
-    assert np.flatnonzero(kinds[:128] == byte_level.NEWLINE).tolist() == [10, 13]
-    for pattern, kind in ((r"\p{L}", byte_level.LETTER), (r"\p{N}", byte_level.NUMBER)):
-        rule = pre_tokenizers.Split(Regex(pattern), "isolated")
-        for point in (*range(0x500), 0x1B44, 0x30A0, 0xFF11, 0x1D7CE, 0x20000, 0x10FFFF):
-            matched = len(rule.pre_tokenize_str(f"!{chr(point)}!")) == 3
-            assert matched == (kinds[point] == kind), hex(point)

@@ -127,15 +127,6 @@ def test_the_place_of_a_document_names_its_file(tmp_path):
     }
 
 
-def test_a_line_of_invalid_utf8_keeps_its_id(tmp_path):
-    good, bad = b'{"id": "good", "text": "x"}\n', b'{"id": "bad", "text": "\xff"}\n'
-    (tmp_path / "a.jsonl").write_bytes(good + bad)
-    _, row = corpora.read(f"json:{tmp_path}/a.jsonl?validation=0")
-    assert (row["id"], row["problem"], row["place"]) == (
-        "bad", "invalid UTF-8", f"a.jsonl:{len(good)}",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("size", [100, 1000, 5000, 20_000])
 def test_slices_of_joined_pieces_are_alike(folder, size):
     corpus = resolve(f"text:{folder}/*?validation=0")

@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -209,19 +208,6 @@ def test_ids_of_bytes_are_text(tmp_path, kind, kind_of_file):
     assert resolve(f"parquet:{tmp_path}/b.parquet").record["rules"] == 2
 
 
-def test_bytes_that_are_not_utf8_are_one_bad_document(tmp_path):
-    raw = pa.array([b"good", b"\xff", None, b"fine"], pa.binary())
-    broken = pa.Array.from_buffers(pa.string(), 4, raw.buffers(), null_count=1)
-    write_parquet(tmp_path / "a.parquet", {"text": broken})
-    got = rows(f"parquet:{tmp_path}/a.parquet?validation=0")
-    assert [row[2:] for row in got] == [
-        ("good", None),
-        (None, "invalid UTF-8"),
-        (None, "null"),
-        ("fine", None),
-    ]
-
-
 def test_batches_are_bounded_in_bytes(tmp_path):
     texts = ["x" * 200_000] * 100
     write_parquet(tmp_path / "a.parquet", {"text": texts})
@@ -338,17 +324,6 @@ def test_a_corpus_travels_to_workers(tmp_path, monkeypatch):
     assert b"hf_secret_of_mine" not in data
 
 
-def test_files_of_any_fsspec_store_are_read():
-    fs = fsspec.filesystem("memory")
-    fs.pipe("/corpus_test/deep/a.jsonl", b'{"text": "remote"}\n')
-    try:
-        assert rows("json:memory://corpus_test/**/*.jsonl?validation=0") == [
-            ("train", "deep/a.jsonl:0", "remote", None)
-        ]
-    finally:
-        fs.rm("/corpus_test", recursive=True)
-
-
 # --- mistakes of a user
 
 
@@ -397,13 +372,6 @@ def test_a_file_may_be_a_document(tmp_path):
         ("c.txt.gz:0", "packed\nlines", None),
         ("odd.txt:0", None, "invalid UTF-8"),
     ]
-
-
-def test_a_long_file_comes_in_parts(tmp_path):
-    (tmp_path / "long.txt").write_text("word\n" * 100_000)
-    found = rows(f"text:{tmp_path}/*?document=file&validation=0", piece_bytes=1000)
-    assert [row[1] for row in found] == ["long.txt:0", "long.txt:0#part2"]
-    assert sum(row[2].count("word") for row in found) == 100_000
 
 
 BLOCKS = ["one\ntwo", "three", "four\r\nfive", "si x"]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.reading import sources
+from tasks.reading.corpus import readable
 from tasks.terminal.command_line import UserError
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="?\x00"), min_size=1, max_size=12)
@@ -84,3 +85,10 @@ def test_a_wrong_option_is_one_line(text, says):
     with pytest.raises(UserError, match=re.escape(says)) as caught:
         sources.parse(text)
     assert "\n" not in str(caught.value)
+
+
+def test_letters_outside_ascii_are_shown_and_nothing_else():
+    text = str(sources.parse("json:a/*.jsonl?column=conținut %26 50%25&validation=0"))
+    assert "con%C8%9Binut" in text
+    assert "column=conținut+%26+50%25" in readable(text)
+    assert sources.parse(readable(text)) == sources.parse(text)
