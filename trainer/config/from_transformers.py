@@ -2,7 +2,10 @@
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
+from typing import Any
 
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import Given
@@ -11,7 +14,9 @@ from trainer.config.run import CONFIG_FILE, Config
 from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
-_READER, _ADAPTER = "trainer.huggingface", "trainer.starting.adapting"
+_READER = "trainer.huggingface"
+# Annexes' groups of settings that make another model of a folder's, and how.
+_MODELS = "folder_models"
 # Fields that a folder does not determine: how the model is trained and computed.
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
@@ -35,8 +40,9 @@ def named_folder(given: Given) -> str | None:
 
 def folder_model(given: Given) -> ModelConfig:
     """Returns the model of `named_folder(given)`, without dropout."""
-    names = ("init_from", "model_dir", "adapt", "adapt_encoder")
-    model = _model(*(given.values.get(name) for name in names))
+    kinds = {name: annexes.get("settings", name) for name in annexes.entries(_MODELS)}
+    groups = {name: fields.override(kind(), {}, given.below(name)) for name, kind in kinds.items()}
+    model = _model(given.values.get("init_from"), given.values.get("model_dir"), groups)
     return dataclasses.replace(model, dropout_rate=0.0)
 
 
@@ -49,11 +55,12 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     source = config.init_from or ""
     if not source.startswith(PREFIX):
         return config
-    found = _model(source, config.model_dir, config.adapt, config.adapt_encoder)
+    groups = {name: getattr(config, name) for name in annexes.entries(_MODELS)}
+    found = _model(source, config.model_dir, groups)
     if found.architecture != config.model.architecture:
-        adapted = f" with --adapt={config.adapt}" if config.adapt else ""
+        others = "".join(f" with {group}" for group in groups.values() if group.on)
         raise UserError(
-            f"--init_from={source}{adapted} is a {found.family} model, but "
+            f"--init_from={source}{others} is a {found.family} model, but "
             f"--preset={config.preset} is a {config.model.family} model: leave out --preset to use "
             "the folder's model"
         )
@@ -66,12 +73,10 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     return fields.replace_all(config, taken)
 
 
-def _model(
-    source: str | None, model_dir: str | None, adapt: str | None, encoder: str | None
-) -> ModelConfig:
+def _model(source: str | None, model_dir: str | None, groups: Mapping[str, Any]) -> ModelConfig:
     """Returns a folder's model, or the recorded one if the run in model_dir began from it.
 
-    With `adapt`, that is the model made of the folder's decoder, and of the one in `encoder`.
+    `groups` are the settings of annexes that may make another model of it.
     """
     source, path = source or "", files.join(model_dir or "", CONFIG_FILE)
     if model_dir and files.exists(path):
@@ -81,8 +86,7 @@ def _model(
     # Imported here because it reads another library's formats.
     read = importlib.import_module(_READER).model_config
     found: ModelConfig = read(source.removeprefix(PREFIX))
-    if adapt is None:
-        return found
-    second = (read(encoder.removeprefix(PREFIX)), encoder) if encoder else None
-    made: ModelConfig = importlib.import_module(_ADAPTER).adapted(adapt, found, source, second)
-    return made
+    for name, group in groups.items():
+        if group.on:
+            found = annexes.get(_MODELS, name)(group, found, source)
+    return found

@@ -77,9 +77,6 @@ class MetricsConfig(Checked):
     )
 
 
-_ADAPTS = ReadIf(
-    lambda config: config.adapt == "encoder_decoder", "without --adapt=encoder_decoder"
-)
 _OPTIONS = Rule(
     "options as NAME=VALUE, each name once, such as xla_tpu_scoped_vmem_limit_kib=65536",
     lambda value: (
@@ -228,29 +225,6 @@ class _Config:
         "also take the optimizer state and step of init_from, which determine the position in the "
         "schedule and in the data; false: parameters only",
         read_if=ReadIf(lambda config: config.init_from is not None, "without --init_from"),
-    )
-    adapt: str | None = field(
-        None,
-        "make another model of the decoder that init_from=hf:DIR names: an encoder-decoder whose "
-        "stacks start as the decoder, as in T5Gemma, or an encoder",
-        choices=("encoder_decoder", "encoder"),
-        read_if=ReadIf(
-            lambda config: (config.init_from or "").startswith("hf:"), "without --init_from=hf:DIR"
-        ),
-    )
-    adapt_encoder: str | None = field(
-        None,
-        "hf:DIR, another decoder with the same vocabulary and perhaps other sizes, as which the "
-        "encoder starts",
-        rule=Rule("hf:DIR", lambda name: name.startswith("hf:")),
-        read_if=_ADAPTS,
-    )
-    adapt_cross: str | None = field(
-        None,
-        "cross-attention starts as the decoder's self-attention, or with new kernels; by default "
-        "new if the encoder has another width",
-        choices=("self_attention", "new"),
-        read_if=_ADAPTS,
     )
     branch_from: str | None = field(
         None,

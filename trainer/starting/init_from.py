@@ -35,7 +35,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
-from trainer.starting import adapting, vocabularies
+from trainer.starting import vocabularies
 
 # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
@@ -198,39 +198,12 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     folder = path.removeprefix(from_transformers.PREFIX)
     # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
     theirs = huggingface.model_config(folder)
-    if config.adapt is not None:
-        leaves = _adapted(config, folder, theirs)
+    if adapters := config.entries("folder_parameters"):
+        leaves = adapters[0](config, folder, theirs)
     else:
         tree = huggingface.load(folder, replace(config.model, vocab_size=theirs.vocab_size))
         leaves = named(tree)
     return {path: {"value": held(leaf)} for path, leaf in leaves.items()}, None
-
-
-def _adapted(config: Config, folder: str, theirs: ModelConfig) -> dict[str, Any]:
-    """Returns the leaves of a model made of decoders; the run's seed draws new ones."""
-    from trainer import huggingface
-
-    decoder = encoder = named(huggingface.load(folder, theirs))
-    if config.adapt_encoder is not None:
-        other = config.adapt_encoder.removeprefix(from_transformers.PREFIX)
-        if config.model.shared_embedding:
-            raise UserError("--adapt_encoder: two embeddings need --model.shared_embedding=false")
-        vocabularies.check_same(folder, other, theirs)
-        encoder = named(huggingface.load(other, huggingface.model_config(other)))
-    new = config.adapt == "encoder_decoder" and adapting.has_new_cross(
-        config.model, config.adapt_cross
-    )
-    found = adapting.parameters(decoder, encoder, config.model, new)
-    model = replace(config.model, scan_layers=False, vocab_size=theirs.vocab_size)
-    spec = model_spec(model)
-    missing = [path for path in parameter_facts(spec) if path not in found]
-    drawn = [path for path in missing if adapting.is_new(path, model)]
-
-    def draw(key: jax.Array) -> dict[str, jax.Array]:
-        leaves = named(init_params(spec, key))
-        return {path: leaves[path] for path in drawn}
-
-    return {**found, **(jax.jit(draw)(jax.random.key(config.seed)) if drawn else {})}
 
 
 def _check_names(

@@ -1,5 +1,7 @@
 """Learning from a teacher: the text it reads, the loss, a run killed and resumed, refusals."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import T5_IDS
 from tests.support import runs
+from tests.support.decoder_folders import DECODERS, written
 from tests.trainer.huggingface.conftest import random_params
-from tests.trainer.starting.test_adapting import DECODERS, run_of, written
 from trainer.annexes.distillation import teacher
 from trainer.annexes.distillation.loss import TEACHER_LOGITS
 from trainer.annexes.distillation.options import DistillationConfig
@@ -27,6 +30,16 @@ pytestmark = pytest.mark.processes
 EOS, START, S, L = 1, 0, 14, 12
 ID = st.integers(2, 90)
 EXAMPLE = st.tuples(st.lists(ID, max_size=4), st.booleans(), st.lists(ID, min_size=1, max_size=4))
+
+
+# An encoder-decoder with as many rows as the decoders that teach it.
+STUDENT = ("--preset=t5_1_1_tiny", "--model.vocab_size=704")
+
+
+def run_of(*flags):
+    run = runs.stub(runs.config_of(STUDENT[1], *flags), vocab_size=704)
+    run.converter = SimpleNamespace(special=T5_IDS)
+    return run
 
 
 def batch_of(rows):
@@ -148,7 +161,7 @@ def test_a_teacher_that_cannot_teach_is_refused(tmp_path):
     written(tmp_path, config)
 
     def begun(*flags):
-        run = run_of(tmp_path, f"--teacher=hf:{tmp_path}", *flags)
+        run = run_of(f"--teacher=hf:{tmp_path}", *flags)
         return teacher.features(run, Program(run))
 
     begun()
@@ -157,7 +170,7 @@ def test_a_teacher_that_cannot_teach_is_refused(tmp_path):
     small = tmp_path / "nothing"
     with pytest.raises(UserError, match="nothing"):
         begun(f"--teacher=hf:{small}")
-    run = run_of(tmp_path, f"--teacher=hf:{tmp_path}")
+    run = run_of(f"--teacher=hf:{tmp_path}")
     loss = training_loss(build_model(model_spec(run.config.model)), run.config)
     with pytest.raises(UserError, match="--teacher: this command makes updates without one"):
         loss.of_batch(None, {}, LossConfig())
@@ -166,7 +179,7 @@ def test_a_teacher_that_cannot_teach_is_refused(tmp_path):
 @pytest.mark.processes
 def test_a_taught_run_resumes_bit_for_bit(text_cache, tmp_path):
     written(tmp_path, DECODERS["llama"])
-    flags = [f"--init_from=hf:{tmp_path}", "--adapt=encoder_decoder", "--checkpoint.every_steps=2"]
+    flags = [*STUDENT, "--checkpoint.every_steps=2"]
     flags += [f"--teacher=hf:{tmp_path}", "--metrics.every_steps=1", "--evaluation.every_steps=0"]
 
     def train(model_dir, steps, *more):

@@ -14,6 +14,8 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from tasks.terminal.command_line import UserError
+from trainer.annexes.adapting.options import AdaptingConfig
+from trainer.config import from_transformers
 from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig, encoder_sizes
 from trainer.model.config_checks import SIZES
@@ -24,6 +26,17 @@ _FAMILIES = {"encoder_decoder": "t5gemma", "encoder": "bert_pre_ln"}
 _CROSS = re.compile(r".*/(encoder_decoder_attention/.*|\w+_cross_attention_layer_norm/.*)")
 _HEADS = re.compile(r"(mlm_head|order_head)/.*")
 _Leaf = TypeVar("_Leaf")
+
+
+def model_of(settings: AdaptingConfig, decoder: ModelConfig, source: str) -> ModelConfig:
+    """Returns the model that the settings of a run make of the decoder in `source`."""
+    from trainer import huggingface  # here because a run that has begun needs no other library
+
+    second = None
+    if settings.encoder:
+        folder = settings.encoder.removeprefix(from_transformers.PREFIX)
+        second = huggingface.model_config(folder), settings.encoder
+    return adapted(str(settings.to), decoder, source, second)
 
 
 def adapted(

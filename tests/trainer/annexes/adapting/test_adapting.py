@@ -1,6 +1,5 @@
 """Encoder-decoders made of decoders: the parameters, the function, training and the export."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,41 +11,15 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
 from tasks.vocabulary import T5_IDS
 from tests.support import runs
+from tests.support.decoder_folders import DECODERS, written
 from tests.support.runs import stub
-from tests.trainer.huggingface.conftest import random_params
+from trainer.annexes.adapting import adapting
 from trainer.config.from_flags import RunFlags, configured
-from trainer.huggingface import configs, model_config, names, weights
-from trainer.model.config import ModelConfig
+from trainer.huggingface import configs, model_config
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
-from trainer.starting import adapting, init_from
-
-SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 48, "vocab_size": 704}
-SIZES |= {"num_encoder_layers": 0, "num_decoder_layers": 2}
-DECODERS = {
-    "gemma2": ModelConfig(
-        family="gemma",
-        num_kv_heads=2,
-        norm_placement="sandwich",
-        attention_softcap=2.0,
-        logits_softcap=3.0,
-        attention_window="sliding:window=5,layers=lg",
-        **SIZES,
-    ),
-    "qwen3": ModelConfig(family="llama", query_key_norm=True, tied_logits=True, **SIZES),
-    "llama": ModelConfig(family="llama", num_kv_heads=1, **SIZES),
-}
-
-
-def written(path, config, seed=1):
-    """Writes a folder of transformers with random parameters, and returns these."""
-    params = random_params(config, seed)
-    found = configs.to_config(config, 64)
-    (path / "config.json").write_text(json.dumps(found))
-    tensors = names.to_tensors(params, config, found["model_type"])
-    weights.write(str(path), tensors, 10**9)
-    return params
+from trainer.starting import init_from
 
 
 @pytest.fixture(params=DECODERS)

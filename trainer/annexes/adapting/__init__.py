@@ -1,0 +1,1 @@
+"""Encoder-decoders and encoders made of decoders."""
