@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from trainer.engine.cost import parameter_count
 from trainer.model.config import ModelConfig
+from trainer.model.spec import model_spec
 
 
 def parameter_total(config: ModelConfig) -> int:
     """Returns `parameter_count` of a model whose stacks repeat one layer, many times faster."""
-    if config.num_experts:  # in some layers only
+    layers = [layer for stack in model_spec(config).stacks.values() for layer in stack.layers]
+    if len({layer.feed_forward for layer in layers}) > 1:
         return parameter_count(config)
     encoder, decoder = config.num_encoder_layers, config.num_decoder_layers
 

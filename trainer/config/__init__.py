@@ -22,6 +22,7 @@ from trainer.config.run import (
     load_record,
     save_config,
     stored_config,
+    stored_model,
 )
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "load_record",
     "save_config",
     "stored_config",
+    "stored_model",
 ]

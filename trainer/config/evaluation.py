@@ -88,8 +88,8 @@ class CheckpointConfig(Checked):
 class EvaluationConfig:
     """Evaluation on the validation split during training.
 
-    The result does not depend on the batch size, except with Switch layers, where groups of rows
-    (up to 1,024 tokens together) share the capacity of each expert.
+    The result does not depend on the batch size, except where rows of a batch depend on one
+    another, as those that share the capacity of an expert do.
     """
 
     every_steps: int = field(
@@ -221,7 +221,7 @@ class EvaluateFlags:
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
         None,
-        "rows per batch; metrics depend on it only with Switch layers; None: the run's",
+        "rows per batch; metrics depend on it only with experts; None: the run's",
         rule=at_least(1),
     )
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)

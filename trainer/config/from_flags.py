@@ -15,7 +15,7 @@ from tasks.terminal.table import table
 from trainer.config import fields, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
-from trainer.config.run import BRANCH, CONFIG_FILE, Config, load_config
+from trainer.config.run import BRANCH, CONFIG_FILE, Config, load_config, stored_model
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 from trainer.model.parts import SLOTS
@@ -254,7 +254,7 @@ def model_of_run(source: str, own: str | None) -> ModelConfig:
             if "config" in stored and "model" in stored["config"]:
                 if module := stored["config"].get("task_module"):  # may register parts of models
                     registry.load(module)
-                return fields.from_dict(ModelConfig, stored["config"]["model"], config)
+                return stored_model(stored["config"]["model"], config)
     raise UserError(
         f"--init_from={source} is not a run of this trainer (it has no {CONFIG_FILE}): pass its "
         "--preset, or hf:DIR for a transformers model"

@@ -10,7 +10,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import Given
 from trainer.config import fields
-from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.run import CONFIG_FILE, Config, stored_model
 from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
@@ -82,7 +82,7 @@ def _model(source: str | None, model_dir: str | None, groups: Mapping[str, Any])
     if model_dir and files.exists(path):
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
-            return fields.from_dict(ModelConfig, stored["model"], path)
+            return stored_model(stored["model"], path)
     # Imported here because it reads another library's formats.
     read = importlib.import_module(_READER).model_config
     found: ModelConfig = read(source.removeprefix(PREFIX))

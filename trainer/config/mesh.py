@@ -120,7 +120,7 @@ def check_dimensions(
         "mlp": ("mlp_dim", model.mlp_dim),
         "vocab": ("vocab_size", model.vocab_size),
         "embed": ("emb_dim", model.emb_dim),
-        "expert": ("num_experts", model.num_experts),
+        "expert": ("experts", getattr(model.part("feed_forward").options, "experts", 0)),
     }
     for name, axis in RULES[rules]:
         field, dimension = dimensions[{"joined_kv": "heads"}.get(name, name)]

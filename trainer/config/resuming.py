@@ -58,8 +58,8 @@ def _why_results(path: str, config: Config) -> str:
             return "each part of the batch draws its own dropout"
         if config.loss.normalize_over == "microbatch" and config.loss.normalizer != "sum":
             return "each part of the batch is normalized separately (loss.normalize_over)"
-        if config.model.num_experts > 0:
-            return "tokens are routed to experts within a part of the batch"
+        if couples := config.model.facts("feed_forward").couples:
+            return str(couples)
     for watch in ("plateau", "stopping"):
         metric = getattr(config, watch).metric
         if metric is None or not path.startswith("evaluation."):

@@ -419,11 +419,20 @@ def _runs_in(folder: str) -> list[str]:
     return [each for each in inner if files.exists(files.join(each, CONFIG_FILE))]
 
 
-def _move(config: dict[str, Any], old: list[str], new: list[str]) -> None:
-    """Moves a stored setting from one path to another, if it is there."""
+def _move(config: dict[str, Any], old: list[str], new: str) -> None:
+    """Moves a stored setting, if it is there, to another path or by a function "module:name".
+
+    The function gets the group that had the setting, and its value.
+    """
     table = functools.reduce(lambda table, name: table.get(name, {}), old[:-1], config)
-    if old[-1] in table:
-        config.setdefault(new[0], {})[new[1]] = table.pop(old[-1])
+    if old[-1] not in table:
+        return
+    value = table.pop(old[-1])
+    if ":" in new:
+        annexes.load(new)(table, value)
+        return
+    group, name = new.split(".")
+    config.setdefault(group, {})[name] = value
 
 
 def refuse_average(value: Mapping[str, Any], source: str) -> None:
@@ -444,9 +453,18 @@ def stored_config(value: Mapping[str, Any], source: str) -> Config:
     """
     refuse_average(value, source)
     own = copy.deepcopy({name: each for name, each in value.items() if name != "averages"})
+    return fields.from_dict(Config, _moved(own), source)
+
+
+def stored_model(value: Mapping[str, Any], source: str) -> ModelConfig:
+    """Returns the model that `source` holds as JSON, also of an earlier version."""
+    return fields.from_dict(ModelConfig, _moved({"model": dict(value)})["model"], source)
+
+
+def _moved(config: dict[str, Any]) -> dict[str, Any]:
     for old, new in annexes.entries("moved_settings").items():
-        _move(own, old.split("."), new.split("."))
-    return fields.from_dict(Config, own, source)
+        _move(config, old.split("."), new)
+    return config
 
 
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:

@@ -13,9 +13,8 @@ import numpy as np
 from trainer.model.cache import CACHE, FIXED, Cache
 from trainer.model.config import ModelConfig
 from trainer.model.masks import Rows, known
-from trainer.model.spec import ModelSpec
+from trainer.model.spec import ModelSpec, StackSpec
 from trainer.model.stack import Memory
-from trainer.model.switch import Switch
 from trainer.model.transformer import Transformer
 
 # Nested dicts and tuples of arrays.
@@ -71,24 +70,19 @@ def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
 
 
 def for_decoding(spec: ModelSpec) -> ModelSpec:
-    """Returns the spec with separate layers and, in Switch layers, capacity for every token.
+    """Returns the spec with separate layers, in which no row depends on another."""
 
-    With less capacity, whether a token finds its expert full would depend on other rows; a
-    capacity for each row stays in the encoder.
-    """
-
-    def roomy(stack: Any, **changes: Any) -> Any:
-        layers = list(stack.layers)
-        for index, layer in enumerate(layers):
-            if isinstance(ffn := layer.feed_forward, Switch):
-                ffn = replace(ffn, evaluation_capacity_factor=float(ffn.num_experts), **changes)
-                layers[index] = replace(layer, feed_forward=ffn)
+    def apart(stack: StackSpec, in_decoder: bool) -> StackSpec:
+        layers = (
+            replace(layer, feed_forward=layer.feed_forward.decoding(in_decoder))
+            for layer in stack.layers
+        )
         return replace(stack, layers=tuple(layers))
 
     return replace(
         spec.with_settings(scan_layers=False, remat="none"),
-        decoder=roomy(spec.decoder, row_capacity=None),
-        encoder=spec.encoder and roomy(spec.encoder),
+        decoder=apart(spec.decoder, True),
+        encoder=spec.encoder and apart(spec.encoder, False),
     )
 
 

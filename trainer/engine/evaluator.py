@@ -79,8 +79,8 @@ class Evaluator:
         padding included, and includes the auxiliary loss.
 
         Encoder-only models: `order_loss` in nats per row and `order_accuracy`. Other models:
-        `sequence_accuracy`, the fraction of rows whose targets are all ranked first. Models with
-        Switch layers: `auxiliary_loss` and `dropped_tokens`, the fraction of tokens dropped.
+        `sequence_accuracy`, the fraction of rows whose targets are all ranked first. Models
+        whose layers sow: `auxiliary_loss` and metrics of their own.
 
         Language models: `bits_per_byte`, the cost of coding the split's documents per UTF-8 byte,
         and `word_perplexity`, exp of that cost in nats per whitespace-separated word. The EOS after

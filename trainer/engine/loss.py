@@ -16,7 +16,7 @@ from tasks import annexes
 from trainer.config import LossConfig
 from trainer.engine.metrics import Metrics
 from trainer.model.dense import tracing_device
-from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits, Transformer
+from trainer.model.transformer import Batch, Encoder, Predictions, SownLogits, Transformer
 
 
 class Scale(NamedTuple):
@@ -76,26 +76,23 @@ def decoder_loss(
     return _side_loss(logits_BLV, batch, "decoder", config, scale)
 
 
-def routed_loss(
-    output: RoutedLogits, batch: Batch, config: LossConfig, scale: Scale | None = None
+def sown_loss(
+    output: SownLogits, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """Returns `decoder_loss` plus the auxiliary loss of Switch layers, and the metrics of both.
+    """Returns `decoder_loss` plus the auxiliary loss that layers sow, and the metrics of both.
 
     The auxiliary loss is scaled like the token loss: if the normaliser yields c times the mean
     token loss, c times the auxiliary loss is added. Metrics: `auxiliary_loss`, the mean over
-    batches or microbatches, and `dropped_tokens`, the fraction of tokens whose expert was full.
+    batches or microbatches, and those that are sown.
 
     Source: Mesh TensorFlow, `moe.py`, with the c of "num_total_target_tokens".
     """
     own = scale_of(batch, "decoder", config)
-    scale, routing = scale or own, output.routing
+    scale, sown = scale or own, output.sown
     loss, metrics = decoder_loss(output.logits_BLV, batch, config, scale)
-    loss += own.weight / scale.divisor * routing.auxiliary
-    of_routing = {
-        "auxiliary_loss": (routing.auxiliary, jnp.ones(())),
-        "dropped_tokens": (routing.dropped, routing.routed),
-    }
-    return loss, {**metrics, **jax.lax.stop_gradient(of_routing)}
+    loss += own.weight / scale.divisor * sown.loss
+    of_sown = {"auxiliary_loss": (sown.loss, jnp.ones(())), **sown.metrics}
+    return loss, {**metrics, **jax.lax.stop_gradient(of_sown)}
 
 
 def encoder_loss(
@@ -104,7 +101,7 @@ def encoder_loss(
     """Returns `loss_and_metrics` for the encoder plus the sentence-order loss.
 
     The sentence-order loss is the mean cross entropy over rows with tokens, scaled like the token
-    loss (see `routed_loss`); with c = 1 this is BERT's sum of two means. It is 0 if the batch has
+    loss (see `sown_loss`); with c = 1 this is BERT's sum of two means. It is 0 if the batch has
     no `sentence_order`. Metrics `order_loss` (nats) and `order_accuracy` are weighted by rows, the
     others by tokens.
 
@@ -149,11 +146,11 @@ def _side_loss(
     )
 
 
-def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
+def sequence_accuracy(output: jax.Array | SownLogits | Predictions, batch: Batch) -> Metrics:
     """Returns the share of rows with targets whose targets all rank first; {} for encoders."""
     if isinstance(output, Predictions):
         return {}
-    logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output
+    logits_BLV = output.logits_BLV if isinstance(output, SownLogits) else output
     counted_BL = batch["decoder_loss_weights"] > 0
     target_BL, rival_BL = _target_and_rival(logits_BLV, batch["decoder_target_tokens"])
     counted_B = jnp.any(counted_BL, axis=-1)
@@ -167,8 +164,8 @@ def model_loss(model: Transformer | Encoder) -> ModelLoss:
     names = ("loss", "z_loss", "accuracy")
     if isinstance(model, Encoder):
         return ModelLoss(encoder_loss, (*names, "order_loss", "order_accuracy"), "encoder")
-    if model.spec.routed:
-        return ModelLoss(routed_loss, (*names, "auxiliary_loss", "dropped_tokens"), "decoder")
+    if model.spec.sown is not None:
+        return ModelLoss(sown_loss, (*names, "auxiliary_loss", *model.spec.sown), "decoder")
     return ModelLoss(decoder_loss, names, "decoder")
 
 

@@ -56,7 +56,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 @contextlib.contextmanager
 def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
     """Exposes the mesh and its rules, one of RULES, to modules while a model is traced."""
-    axes = (*RULES[rules], ("batch", ROWS))  # "batch" is for Switch layers
+    axes = (*RULES[rules], ("batch", ROWS))  # "batch" is for experts
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(axes):
         yield
 

@@ -97,9 +97,17 @@ class PositionFacts:
 
 @dataclass(frozen=True)
 class FeedForwardFacts:
-    """The fields a feed-forward sublayer reads, of mlp_activations, mlp_bias and num_experts."""
+    """Facts about a feed-forward sublayer.
+
+    Attributes:
+      reads: the fields it reads, of mlp_activations and mlp_bias.
+      couples: why a row's result depends on the other rows of a batch, if it does.
+      idle: maps configuration and options to the reason why it has no effect, or None.
+    """
 
     reads: tuple[str, ...] = ()
+    couples: str = ""
+    idle: Callable[[Any, Any], str | None] = lambda config, options: None
 
 
 @dataclass(frozen=True)

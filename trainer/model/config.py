@@ -212,11 +212,6 @@ class ModelConfig:
     mlp_bias: bool | None = field(
         None,
         "use biases in feed-forward sublayers, except in experts; None follows the family",
-        read_if=ReadIf(
-            lambda config: not (config.model.num_experts and config.model.switch_every == 1),
-            "where all layers have experts, whose projections have no bias",
-            whole=True,
-        ),
     )
     attention_bias: bool | None = field(
         None, "use biases in attention projections; None follows the family"
@@ -248,6 +243,11 @@ class ModelConfig:
         "sublayer that acts on each position by itself: products of mlp_activations (mlp), or "
         "none; --help=parts lists more",
         choices=SLOTS["feed_forward"],
+        read_if=ReadIf(
+            lambda config: config.model.idle_feed_forward is None,
+            lambda config: config.model.idle_feed_forward,
+            whole=True,
+        ),
     )
     cross_attention: str = field(
         "attention",
@@ -269,30 +269,6 @@ class ModelConfig:
         0,
         "number of positions that each encoder layer drops after attention: those that receive "
         "the least attention, padding first; no layer drops more than half; 0 for none",
-    )
-    num_experts: int = field(
-        0,
-        "number of experts in each Switch layer; 0 means no Switch layers",
-        read_if=ReadIf(
-            lambda config: config.model.has_switch_layers,
-            "where no stack has --model.switch_every layers, so none has experts",
-            whole=True,
-        ),
-    )
-    switch_every: int = field(
-        4,
-        "make every layer whose number is a multiple of this a Switch layer",
-        read_if=ReadIf(
-            lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
-        ),
-    )
-    expert_capacity: int | None = field(
-        None,
-        "number of tokens of a row that an expert of a Switch layer takes, as in transformers; "
-        "None: 1.25 times its share of a group of up to 1,024 tokens, or 2 times in evaluation",
-        read_if=ReadIf(
-            lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
-        ),
     )
     upstream_compat: bool = field(
         False,
@@ -455,9 +431,10 @@ class ModelConfig:
         )
 
     @property
-    def has_switch_layers(self) -> bool:
-        """True if there are enough layers for one to have experts."""
-        return self.switch_every <= max(self.num_encoder_layers, self.num_decoder_layers)
+    def idle_feed_forward(self) -> str | None:
+        """Why the feed-forward part has no effect in this model, or None."""
+        why: str | None = self.facts("feed_forward").idle(self, self.part("feed_forward").options)
+        return why
 
     def __post_init__(self) -> None:
         for each in fields(self):

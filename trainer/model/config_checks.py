@@ -33,7 +33,7 @@ _OF_ALL = (
         "dtype",
         "tied_logits",
     ),
-    *("position", "max_positions", "switch_every", "upstream_compat", "scan_layers", "remat"),
+    *("position", "max_positions", "upstream_compat", "scan_layers", "remat"),
     *("attention", "softmax_dtype", "start_id"),
 )
 # Sizes in which the stacks of a model may differ.
@@ -120,15 +120,6 @@ def _check_layers(config: Any) -> None:
     fits = config.facts("norm_placement").parallel or config.parallel_blocks == "none"
     rule = f"'none' with norm_placement {config.value('norm_placement')!r}"
     require_of(config, fits, "parallel_blocks", rule)
-    require_of(config, config.num_experts >= 0, "num_experts", "0 or more")
-    fits = config.architecture != ENCODER or not config.num_experts
-    rule = "0 in an encoder-only model, whose losses do not route"
-    require_of(config, fits, "num_experts", rule)
-    require_of(config, config.switch_every > 0, "switch_every", "above 0")
-    if config.expert_capacity is not None:
-        require_of(config, config.expert_capacity > 0, "expert_capacity", "above 0")
-        fits = config.num_experts > 0
-        require_of(config, fits, "expert_capacity", "unset without num_experts")
     if config.upstream_compat:
         mixer = config.mixer_facts
         fits = config.family_facts.convolves or mixer.convolves or mixer.counts_positions
@@ -197,15 +188,14 @@ def _check_position(config: Any) -> None:
 
 def _check_sublayers(config: Any) -> None:
     name, reads = config.part("feed_forward").name, config.facts("feed_forward").reads
-    unset: dict[str, Any] = {"mlp_activations": None, "num_experts": 0, "mlp_bias": None}
-    for field, value in unset.items():
+    for field in ("mlp_activations", "mlp_bias"):
         # The head of an encoder-only model has an activation, too.
         if field in reads or (field == "mlp_activations" and config.architecture == ENCODER):
             continue
         # Naming the family's own value, as `explicit` does, is not a change.
-        own = getattr(config.family_facts, field, value)
-        rule = f"{value} with feed_forward {name!r}"
-        require_of(config, getattr(config, field) in (value, own), field, rule)
+        own = getattr(config.family_facts, field)
+        rule = f"None with feed_forward {name!r}"
+        require_of(config, getattr(config, field) in (None, own), field, rule)
     fits = config.architecture == ENCODER_DECODER or config.cross_attention == "attention"
     require_of(config, fits, "cross_attention", f"'attention' in family {config.family}")
 
@@ -243,6 +233,5 @@ def _check_attention(config: Any) -> None:
 def _check_scan(config: Any) -> None:
     alike = config.family_facts.layers is None and config.facts("head_scaling").alike
     alike = alike and config.facts("norm_placement").alike
-    alike = alike and (not config.num_experts or config.switch_every == 1)
     rule = "False where layers differ, because a scan runs equal layers"
     require_of(config, alike or not config.scan_layers, "scan_layers", rule)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from operator import mul
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,19 +34,52 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
 )
 
 
+# Variable collection in which sublayers store their `Sown`.
+SOWN = "sown"
+
+
+class Sown(NamedTuple):
+    """What sublayers add to a model's output, in float32: a loss, and metrics as (sum, weight)."""
+
+    loss: Array
+    metrics: dict[str, tuple[Array, Array]]
+
+
+def sow(module: nn.Module, sown: Sown) -> None:
+    """Stores what a sublayer adds to the model's output, where the caller collects it."""
+    module.sow(SOWN, "sums", sown)
+
+
+def sown_of(variables: Mapping[str, Any]) -> Sown:
+    """Returns the sum of all that a model's modules stored in SOWN."""
+    each = jax.tree.leaves(variables, is_leaf=lambda node: isinstance(node, Sown))
+    # A scan stores the values of its layers in one array.
+    sums = [jax.tree.map(jnp.sum, sown) for sown in each]
+    return jax.tree.map(lambda *parts: sum(parts), *sums)
+
+
 class FeedForward(Buildable):
     """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
 
     `build` returns None if layers have neither such a sublayer nor its norm. `bias` None uses the
-    model's setting. With `routes`, tokens choose among experts and are counted in `switch.ROUTING`.
-    If not `pointwise`, positions read other positions, and the module also gets `cache`.
+    model's setting. `sows` names the metrics that it stores beside a loss (`sow`), and None means
+    neither; one that sows draws random numbers in training. If not `pointwise`, positions read
+    other positions, and the module also gets `cache`.
     """
 
     activations: tuple[str, ...] = ()
     bias: bool | None = None
-    routes: bool = False
+    sows: tuple[str, ...] | None = None
     pointwise: bool = True
     exports: tuple[str, ...] = ()
+
+    def of_layer(self, number: int) -> FeedForward:
+        """Returns the sublayer of a stack's layer, counted from 1."""
+        return self
+
+    def decoding(self, in_decoder: bool) -> FeedForward:
+        """Returns the sublayer to decode with, in which no row depends on another."""
+        return self
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from trainer.model import scanned
 from trainer.model.attention_cores import SAVED
 from trainer.model.dense import tracing_device
 from trainer.model.device import SUBLANES
-from trainer.model.switch import ROUTING
+from trainer.model.feedforward import SOWN
 
 Tree = dict[str, Any]
 # Maps a layer's module and input states to its output states and whatever else it leaves.
@@ -103,7 +103,7 @@ def _lifted_scan(run: _RunLayer, length: int, period: int) -> Callable[..., Any]
             left = jax.tree.map(lambda *both: jnp.concatenate(both), left, more)
         return states, left
 
-    return lift.pack(scan_all, ("params",), (ROUTING,), ("dropout",), name="scan")
+    return lift.pack(scan_all, ("params",), (SOWN,), ("dropout",), name="scan")
 
 
 def _layers_first(stacked: Array) -> Array:

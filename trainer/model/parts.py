@@ -244,7 +244,7 @@ SLOTS = {
             {
                 "mlp": Part(
                     _FEED_FORWARD + "mlp",
-                    FeedForwardFacts(("mlp_activations", "mlp_bias", "num_experts")),
+                    FeedForwardFacts(("mlp_activations", "mlp_bias")),
                 ),
                 "none": Part(
                     constant(_FEED_FORWARD + "NO_FEED_FORWARD"), check=_check_no_feed_forward

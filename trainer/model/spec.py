@@ -6,6 +6,7 @@ variant is a row of a slot (`parts`); the modules that run a spec do not change.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from trainer.model.embedding import (
     TiedLogits,
     TransformedLogits,
 )
-from trainer.model.feedforward import FeedForward, Mlp
+from trainer.model.feedforward import FeedForward
 from trainer.model.masks import AnyMask, Mask
 from trainer.model.mixers import Mixer
 from trainer.model.norms import NoNorm, Norm, Placements
@@ -29,7 +30,6 @@ from trainer.model.parts import STACK_PARTS
 from trainer.model.positions import Position
 from trainer.model.slots import load
 from trainer.model.stack_parts import CrossAttention, LayerHook, StackPart
-from trainer.model.switch import Switch
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,11 @@ class ModelSpec:
         return self.decoder.logits
 
     @property
-    def routed(self) -> bool:
+    def sown(self) -> tuple[str, ...] | None:
+        """Names of the metrics that feed-forward sublayers sow, or None if they sow nothing."""
         layers = [layer for stack in self.stacks.values() for layer in stack.layers]
-        return any(layer.feed_forward.routes for layer in layers)
+        each = [sows for layer in layers if (sows := layer.feed_forward.sows) is not None]
+        return tuple(dict.fromkeys(itertools.chain(*each))) if each else None
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _stack(
 
 
 def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
-    """Returns the layers of a stack; if any have experts, every `switch_every`-th does."""
+    """Returns the layers of a stack."""
     layer = LayerSpec(
         norm=config.build("norm"),
         placements=config.build("norm_placement"),
@@ -209,12 +211,8 @@ def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, .
         tuple(replace(layer, placements=layer.placements.of_first()) for layer in layers[:1])
         + layers[1:]
     )
-    if not config.num_experts:
-        return layers
-    expert = Mlp(config.mlp_dim, config.value("mlp_activations"), bias=False)
-    experts = Switch(expert, config.num_experts, row_capacity=config.expert_capacity)
     return tuple(
-        each if number % config.switch_every else replace(each, feed_forward=experts)
+        replace(each, feed_forward=each.feed_forward.of_layer(number))
         for number, each in enumerate(layers, 1)
     )
 

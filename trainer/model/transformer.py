@@ -18,13 +18,13 @@ from jax.core import Tracer
 from trainer.model.apart import Apart
 from trainer.model.cache import Cache
 from trainer.model.embedding import RowClassifier, TokenEmbedder
+from trainer.model.feedforward import SOWN, Sown, sown_of
 from trainer.model.layers import stack_facts, stack_layers
 from trainer.model.masks import Rows, decoder_rows, encoder_rows
 from trainer.model.parameters import ParameterFacts, described
 from trainer.model.paths import named
 from trainer.model.spec import EncoderSpec, ModelSpec
 from trainer.model.stack import Memory, Stack
-from trainer.model.switch import ROUTING, Routing, routing_of
 
 # Nested dicts under T5X's names, which hold arrays or facts about arrays.
 Tree = dict[str, Any]
@@ -158,26 +158,26 @@ class Encoder(nn.Module):
         return self.encoder(tokens_BL, rows, self.token_embedder, None, deterministic).states_BSD
 
 
-class RoutedLogits(NamedTuple):
-    """Output of a model with Switch layers: float32 logits [B, L, V] and routing sums."""
+class SownLogits(NamedTuple):
+    """Output of a model whose layers sow: float32 logits [B, L, V], and losses with metrics."""
 
     logits_BLV: Array
-    routing: Routing
+    sown: Sown
 
 
 def run_model(
     model: Transformer | Encoder, params: Tree, batch: Batch, training_key: Array | None = None
-) -> Array | RoutedLogits | Predictions:
-    """Returns a batch's output; `training_key` turns on dropout, jitter and training capacity."""
-    routed = isinstance(model, Transformer) and model.spec.routed
-    random = training_key is not None and (model.spec.shared.dropout_rate > 0 or routed)
+) -> Array | SownLogits | Predictions:
+    """Returns a batch's output; `training_key` turns on dropout and all that is random."""
+    sows = isinstance(model, Transformer) and model.spec.sown is not None
+    random = training_key is not None and (model.spec.shared.dropout_rate > 0 or sows)
     arguments: dict[str, Any] = {"deterministic": not random}
     if random:
         arguments["rngs"] = {"dropout": training_key}
-    if not routed:
+    if not sows:
         return cast(Any, model.apply({"params": params}, batch, **arguments))
-    logits_BLV, variables = model.apply({"params": params}, batch, mutable=[ROUTING], **arguments)
-    return RoutedLogits(logits_BLV, routing_of(variables[ROUTING]))
+    logits_BLV, variables = model.apply({"params": params}, batch, mutable=[SOWN], **arguments)
+    return SownLogits(logits_BLV, sown_of(variables[SOWN]))
 
 
 def rounded_kernels(spec: ModelSpec | EncoderSpec, params: Tree) -> Tree:

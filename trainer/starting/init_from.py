@@ -24,7 +24,7 @@ from trainer.checkpoints import layout
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import NO_STEP, Checkpoint, load
 from trainer.checkpoints.tensors import Tensor, held
-from trainer.config import Config, fields, from_transformers
+from trainer.config import Config, from_transformers, stored_model
 from trainer.config.run import refuse_average
 from trainer.data.interface import Run
 from trainer.engine.program import Program
@@ -145,7 +145,7 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
     if checkpoint is None or checkpoint.run is None:
         return []
     stored = checkpoint.run["config"]["model"]
-    trained = fields.from_dict(ModelConfig, stored, checkpoint.path)
+    trained = stored_model(stored, checkpoint.path)
     same = configs.same_model(trained, replace(model, vocab_size=trained.vocab_size))
     start = [] if trained.start_id == model.start_id else [f"start_id {trained.start_id}"]
     return start + ([] if same else configs.different_fields(model, trained))

@@ -356,10 +356,6 @@ def test_a_former_name_sets_the_renamed_field():
         ("--data.local_dir=x", ["--cache_dir=/caches"], "local --cache_dir"),
         ("--data.local_bytes=7", ["--cache_dir=/caches"], "local --cache_dir"),
         ("--model.max_positions=600", [], "without --model.position=absolute or a Synth"),
-        ("--model.switch_every=2", [], "without --model.num_experts"),
-        ("--model.mlp_bias=true", ["--model.num_experts=2", "--model.switch_every=1"], "no bias"),
-        ("--model.num_experts=2", ["--model.num_encoder_layers=2", "--model.num_decoder_layers=3"],
-         "none has experts"),
     ],
 )  # fmt: skip
 def test_a_flag_without_effect_is_refused(flag, others, why):
@@ -382,7 +378,6 @@ def test_a_flag_without_effect_is_refused(flag, others, why):
     [
         ("--data.block_bytes=7", ["--data.shuffle=block"]),
         ("--model.max_positions=600", ["--model.position=absolute"]),
-        ("--model.switch_every=2", ["--model.num_experts=2"]),
     ],
 )
 def test_only_a_field_with_an_effect_must_stay_on_resume(flag, others):
@@ -400,7 +395,6 @@ def test_only_a_field_with_an_effect_must_stay_on_resume(flag, others):
         # trainer.evaluate reads it.
         ["--evaluation.batches=7", "--evaluation.every_steps=0"],
         ["--model.max_positions=600", "--model.position=absolute"],
-        ["--model.mlp_bias=true", "--model.num_experts=2"],
         ["--processes.timeout_seconds=7", "--processes.coordinator=auto"],
     ],
 )

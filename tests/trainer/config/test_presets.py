@@ -179,34 +179,6 @@ def test_flops_of_a_decoder_only_step_by_hand():
     assert flops_per_step(untied, batch, 512, length) == expected
 
 
-@pytest.mark.processes
-def test_flops_of_parts_of_primer_beside_the_vanilla_model():
-    batch, length = 4, 64
-
-    def more(name, changes=(), base="medium_transformer_vanilla"):
-        config = replace(model_preset(name), **dict(changes))
-        vanilla = flops_per_step(model_preset(base), batch, 0, length)
-        return (flops_per_step(config, batch, 0, length) - vanilla) / (6 * batch * length)
-
-    # Three taps for each channel of queries, keys and values.
-    assert more("medium_primer_ez") == 12 * 9 * 768
-    assert more("medium_primer") == 12 * 6 * 768
-    # A token goes through one expert, and past a router of 32.
-    assert more("switch_transformer") == 3 * 32 * 768
-    # 1024 channels for 768, in four kernels, in logits and in the mix.
-    wider = 12 * (4 * 768 + 2 * length) * (1024 - 768)
-    assert more("synthesizer") == wider
-    # The logits of a dense one are a product with a kernel for 512 positions instead of keys.
-    dense = more("synthesizer_dense") - wider
-    assert dense == 12 * (1024 * 512 - 768 * 1024 - length * 1024)
-    # A block has two attentions of the same width.
-    d, ff = 768, 3072
-    convolutions = 11 * d + 7 * d + 7 * 2 * d + d * 2 * d + d * d // 2 + 2 * d * d
-    block = 8 * d * d + 2 * d * ff + convolutions + 4 * length * d
-    vanilla = 12 * (4 * d * d + 2 * d * ff + 2 * length * d)
-    assert more("medium_evolved_transformer") == 7 * block - vanilla
-
-
 def test_flops_of_an_encoder_decoder_step_by_hand():
     config = model_preset("t5_1_1_small")
     batch, enc, dec, layers, inner = 8, 512, 114, 8, 6 * 64

@@ -192,20 +192,13 @@ def test_tokens_that_no_epoch_reads_are_counted_at_the_start(text_cache):
     assert warned == {False, True}
 
 
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (("--model.dropout_rate=0.1",), "each part of the batch draws its own dropout"),
-        (("--model.num_experts=4",), "tokens are routed to experts within a part"),
-    ],
-)
-def test_microbatches_may_change_only_where_they_change_nothing_else(flags, why):
+def test_microbatches_may_change_only_where_they_change_nothing_else():
     def changes(*others):
         return config_changes(config_of(*others), config_of("--microbatches=2", *others), step=5)
 
     assert changes() == []
-    assert len(changes(*flags)) == 1
-    assert changes(*flags)[0].startswith("microbatches was 1, is 2, and " + why)
+    (change,) = changes("--model.dropout_rate=0.1")
+    assert change.startswith("microbatches was 1, is 2, and each part of the batch draws its own")
 
 
 @pytest.mark.parametrize(

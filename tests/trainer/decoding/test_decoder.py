@@ -156,27 +156,6 @@ def test_results_end_before_eos_and_scores_are_log_probabilities():
     assert cut.score == pytest.approx(sum(gains), rel=1e-4)
 
 
-def test_full_experts_of_others_change_nothing():
-    config = config_of("primer", num_experts=2, switch_every=1)
-    params = TinyModel(config).params
-    prompts = [np.full(8, 7, np.int32)] * 12 + PROMPTS
-    decoder = Decoder(config, Decoding(max_new_tokens=5))
-    alone, together = decoder(params, PROMPTS), decoder(params, prompts)[12:]
-    assert [each.ids.tolist() for each in alone] == [each.ids.tolist() for each in together]
-
-
-def test_a_prompt_finds_no_expert_full():
-    config = config_of("primer", num_experts=2, switch_every=1)
-    params = TinyModel(config).params
-    few, all_tokens = (
-        Decoder(replace(config, expert_capacity=capacity), Decoding(max_new_tokens=5))
-        for capacity in (1, None)
-    )
-    for one, other in zip(few(params, PROMPTS), all_tokens(params, PROMPTS), strict=True):
-        assert one.ids.tolist() == other.ids.tolist()
-        assert one.score == other.score
-
-
 def test_models_and_prompts_that_cannot_be_decoded_are_refused():
     with pytest.raises(UserError, match="family bert has no decoder"):
         Decoder(config_of("bert", max_positions=16), Decoding())

@@ -1,4 +1,4 @@
-"""The loss: its value, gradient and normalisers, that of experts, and metrics that add up."""
+"""The loss: its value, gradient and normalisers, those that layers sow, and metrics that add up."""
 
 import jax
 import jax.numpy as jnp
@@ -7,21 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import Config, LossConfig
+from trainer.config import LossConfig
 from trainer.config.presets import model_preset
 from trainer.engine.loss import (
     decoder_loss,
     encoder_loss,
     loss_and_metrics,
     model_loss,
-    routed_loss,
     scale_of,
     sequence_accuracy,
+    sown_loss,
 )
-from trainer.engine.step import zero_metrics
+from trainer.model.feedforward import Sown
 from trainer.model.spec import model_spec
-from trainer.model.switch import Routing
-from trainer.model.transformer import Predictions, RoutedLogits, build_model
+from trainer.model.transformer import Predictions, SownLogits, build_model
 
 B, L, V = 2, 6, 11
 AVERAGE = "average_per_sequence"
@@ -260,7 +259,7 @@ def test_a_sequence_is_correct_if_all_its_targets_are():
 AUXILIARY = 0.25
 
 
-def routed_batch():
+def sown_batch():
     random = np.random.default_rng(0)
     there = np.arange(L) < np.array([[6], [4], [1], [5]])
     return random.normal(size=(4, L, V)), {
@@ -270,8 +269,8 @@ def routed_batch():
 
 
 def output_of(logits):
-    routing = Routing(jnp.float32(AUXILIARY), jnp.float32(3.0), jnp.float32(12.0))
-    return RoutedLogits(jnp.asarray(logits, jnp.float32), routing)
+    sown = Sown(jnp.float32(AUXILIARY), {"shares": (jnp.float32(3.0), jnp.float32(12.0))})
+    return SownLogits(jnp.asarray(logits, jnp.float32), sown)
 
 
 @pytest.mark.parametrize(
@@ -286,29 +285,19 @@ def output_of(logits):
     ],
 )
 def test_the_auxiliary_loss_is_scaled_like_the_token_loss(config, multiple):
-    logits, batch = routed_batch()
+    logits, batch = sown_batch()
     output = output_of(logits)
     plain, metrics = decoder_loss(output.logits_BLV, batch, config)
-    loss, routed_metrics = routed_loss(output, batch, config)
+    loss, sown_metrics = sown_loss(output, batch, config)
     np.testing.assert_allclose(loss - plain, multiple * AUXILIARY, rtol=1e-5)
-    assert routed_metrics["dropped_tokens"] == (3.0, 12.0)
-    assert routed_metrics["auxiliary_loss"] == (AUXILIARY, 1.0)
-    assert routed_metrics.keys() - metrics.keys() == {"dropped_tokens", "auxiliary_loss"}
+    assert sown_metrics["shares"] == (3.0, 12.0)
+    assert sown_metrics["auxiliary_loss"] == (AUXILIARY, 1.0)
+    assert sown_metrics.keys() - metrics.keys() == {"shares", "auxiliary_loss"}
 
     # The losses of equally balanced parts add up to the loss of the whole.
     scale = scale_of(batch, "decoder", config)
     parts = 0.0
     for rows in (slice(0, 2), slice(2, 4)):
         part = {name: array[rows] for name, array in batch.items()}
-        parts += routed_loss(output_of(logits[rows]), part, config, scale)[0]
+        parts += sown_loss(output_of(logits[rows]), part, config, scale)[0]
     np.testing.assert_allclose(parts, loss, rtol=1e-5)
-
-
-@pytest.mark.parametrize("routed", [True, False])
-def test_only_models_with_experts_report_dropped_tokens(routed):
-    name = "tiny_switch_primer" if routed else "tiny_primer_ez"
-    model = build_model(model_spec(model_preset(name)))
-    assert (model_loss(model).of_batch is routed_loss) == routed
-    assert (
-        "dropped_tokens" in zero_metrics(model, Config(preset="", model=model_preset(name)))
-    ) == routed

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
 from tests.support import eight_devices, runs
+from tests.support.cases import entries
 from tests.support.runs import config_of
 from trainer.config import MeshConfig
 from trainer.config.mesh import RULES, check_dimensions
@@ -50,24 +51,14 @@ MESHES = {
 ALONE = {"plain": [], "scanned": SCANNED}
 # Meshes whose norms are compared: the one of the most axes, and scanned layers.
 NORMS = ("2d", "scanned")
-# Experts are divided over the axis of the rows, their hidden units over "tensor".
-EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
-EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
 CUBE = ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
 MOVES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\(")
-# Presets of Primer, and encoders with conditional queries and memory tokens: preset -> flags.
-OTHERS = {
-    **dict.fromkeys(("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus"), ()),
-    **dict.fromkeys(("tiny_switch_primer", "tiny_evolved_transformer", "tiny_synthesizer"), ()),
-    "tiny_synthesizer_dense": (),
-    "t5_1_0_tiny": ("--model.mixer=cdq",),
-    "t5_1_1_tiny": ("--model.mixer=cdq:conditional_heads=2", "--model.memory_tokens=3"),
-}
+# Presets of annexes, and the core's with their parts: preset -> flags.
+OTHERS = entries("SHARDED")
 
 
 def program_of(*flags, preset="lm_tiny"):
-    switch = ["--model.switch_every=1"] * ("switch" in preset)
-    return runs.program_of(config_of(*SMALL, *switch, *flags, preset=preset))
+    return runs.program_of(config_of(*SMALL, *flags, preset=preset))
 
 
 def batch_of(step, encodes=False):
@@ -110,8 +101,7 @@ def run(program, folder=None, norms=False):
         state = program.train_step(state, batch)
         total, weight = (float(part) for part in state.metrics["loss"])
         result["losses"].append(total / weight)
-        if "dropped_tokens" in state.metrics:
-            result["routed"] = [float(part) for part in state.metrics["dropped_tokens"]]
+    result["metrics"] = {name: [*map(float, each)] for name, each in state.metrics.items()}
     result |= {"final": bits(state.params), "held": bytes_held(state)}
     result |= {"params": specs(state.params), "opt_state": specs(state.opt_state)}
     result["line"] = program.describe()[1]
@@ -143,10 +133,7 @@ def main(argument):
                 os.path.join(folder, "data"), program.abstract_state()
             )
             results["restored"] = {"final": bits(other.params), "params": specs(other.params)}
-    results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
-    # Tokens are larger than experts here, so that the compiler would prefer to move the experts.
     for name, flags, length in (
-        ("experts_program", (*EXPERTS, "--model.num_experts=8"), 512),
         ("fsdp_program", MESHES["fsdp"], LONG),
         ("microbatches", ("--microbatches=2",), L),
     ):
@@ -186,28 +173,6 @@ def test_norms_on_eight_devices_are_those_of_one(name, single, meshes, alone):
 
 
 @pytest.mark.processes
-def test_divided_experts_equal_one_device(meshes):
-    one, eight = run(program_of(*EXPERTS)), meshes["experts"]
-    np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5)
-    dropped, routed = one["routed"]
-    # All tokens of all rows, at each of five steps.
-    assert routed == 5 * sum(np.count_nonzero(row) for row in batch_of(0)["decoder_loss_weights"])
-    assert 0 < dropped < routed
-    assert eight["routed"] == [dropped, routed]
-    inside = "decoder/layers_0/mlp/experts"
-    assert eight["params"][f"{inside}/wi_0/kernel"] == ["data", "fsdp", "tensor"]
-    assert eight["params"][f"{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
-    assert eight["opt_state"][f"0/v/{inside}/wo/kernel"] == ["data", "tensor", "fsdp"]
-    assert eight["held"] < 0.5 * one["held"]
-
-
-@pytest.mark.processes
-def test_tokens_move_to_experts_not_experts_to_tokens(meshes):
-    # To the experts and back, in both passes; nothing is gathered on every device.
-    assert meshes["experts_program"].count(" all-to-all(") == 4
-    assert " all-gather(" not in meshes["experts_program"]
-
-
 @pytest.mark.processes
 def test_fsdp_divides_rows_of_activations_not_channels(meshes):
     program = meshes["fsdp_program"]
@@ -376,7 +341,6 @@ def test_sizes_fit_the_devices(mesh, devices, expected):
     [
         (["--mesh.tensor=4"], r"--mesh.tensor=4: .*num_heads 6 is not divisible by 4"),
         (["--mesh.num_partitions=4"], "num_heads 6"),
-        (["--mesh.data=2", "--model.num_experts=5"], "num_experts 5 is not divisible by 2"),
         (["--mesh.fsdp=3"], "emb_dim 512 is not divisible by 3"),
         (["--mesh.data=3"], r"--batch_size=128 cannot be divided among 3 parts"),
         (["--microbatches=3"], "microbatches"),

@@ -31,6 +31,11 @@ SIZES = {"vocab_size": VOCAB_SIZE, "emb_dim": 16, "num_heads": 4, "head_dim": 8,
 SIZES |= {"max_positions": 16, "dropout_rate": 0.0}
 
 
+def routes(config: ModelConfig) -> bool:
+    """Returns whether rows of a batch depend on one another."""
+    return bool(config.facts("feed_forward").couples)
+
+
 def shrunk(config: ModelConfig) -> ModelConfig:
     """Returns a model with the parts of `config` and two layers in each of its stacks."""
     kv_heads = config.num_kv_heads
@@ -49,15 +54,13 @@ def shrunk(config: ModelConfig) -> ModelConfig:
             ),
             window,
         ),
-        feed_forward=config.feed_forward.partition(":")[0],
+        feed_forward=re.sub(":.*", ":experts=2,every=1" * routes(config), config.feed_forward),
         memory_tokens=min(config.memory_tokens, 2),
         token_dropping=min(config.token_dropping, 2),
         database_entries=min(config.database_entries, 4),
         num_encoder_layers=2 * bool(config.num_encoder_layers),
         num_decoder_layers=2 * bool(config.num_decoder_layers),
         num_kv_heads=kv_heads and (1 if kv_heads == 1 else 2),
-        num_experts=min(config.num_experts, 2),
-        switch_every=1,
         logits_scale=None,
         encoder_sizes=("mlp_dim=40", "num_heads=2") if config.encoder_sizes else (),
     )
@@ -118,7 +121,7 @@ SEES_ALL = [
     if not (config.token_dropping or config.memory_tokens) and config.attention_pattern == "full"
 ]
 # A full expert takes no more tokens.
-PACKS = [name for name in SEES_ALL if not MODELS[name].num_experts]
+PACKS = [name for name in SEES_ALL if not routes(MODELS[name])]
 # What MARCH's models see, and their packed rows, test_march_models.py has, too.
 FIRST_SEEN = {name for name in FIRST if not name.startswith("march_")}
 

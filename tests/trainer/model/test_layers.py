@@ -177,13 +177,11 @@ def test_a_bfloat16_model_keeps_nothing_in_float32_and_no_activations(make_confi
     assert kept.count(("bfloat16", 80)) == 2 * 3
 
 
-def test_kernels_are_rounded_but_for_those_used_in_float32(make_config):
-    changes = {"num_experts": 2, "switch_every": 1, "dtype": "bfloat16"}
-    spec = model_spec(make_config("t5_1_1", **changes))
+def test_kernels_are_rounded(make_config):
+    spec = model_spec(make_config("t5_1_1", dtype="bfloat16"))
     params = init_params(spec, jax.random.key(0))
     for path, leaf in named(rounded_kernels(spec, params)).items():
-        rounded = path.endswith("kernel") and "router" not in path
-        assert leaf.dtype == (jnp.bfloat16 if rounded else jnp.float32), path
+        assert leaf.dtype == (jnp.bfloat16 if path.endswith("kernel") else jnp.float32), path
 
 
 def test_tokens_of_both_sides_are_looked_up_together(make_config, packed):

@@ -8,13 +8,14 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
+from tests.support.cases import entries
 from tests.support.parameters import slow_unless
 from tests.support.trees import assert_close, assert_equal
 from tests.trainer.model.conftest import TinyModel
 from trainer.model import layers, scanned, stack
 from trainer.model.device import Device
+from trainer.model.feedforward import SOWN
 from trainer.model.scanned import scan
-from trainer.model.switch import ROUTING
 from trainer.model.transformer import run_model
 
 pytestmark = pytest.mark.processes
@@ -138,7 +139,7 @@ def test_gradients_that_nobody_reads_cost_nothing():
 
 def library_scan(run, layer, states, length, period):
     """Scans as `flax.linen.scan` does, which runs `jax.lax.scan`."""
-    axes = {"params": layers.LAYERS_AXIS, ROUTING: 0}
+    axes = {"params": layers.LAYERS_AXIS, SOWN: 0}
     splits = {"params": True, "dropout": True}
     assert period == 1
 
@@ -152,8 +153,9 @@ def library_scan(run, layer, states, length, period):
 # Changes of a tiny model.
 MODELS = {
     "t5_1_1": {"num_encoder_layers": 2, "num_decoder_layers": 3, "remat": "dots"},
-    "lm": {"num_decoder_layers": 3, "num_experts": 2, "switch_every": 1},
+    "lm": {"num_decoder_layers": 3},
     "bert": {"num_encoder_layers": 3, "dtype": "bfloat16", "position": "relative"},
+    **entries("SCANNED"),
 }
 
 

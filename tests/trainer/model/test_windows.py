@@ -15,7 +15,7 @@ from trainer.engine.cost import self_pairs
 from trainer.model.layers import stack_layers, unstack_layers
 from trainer.model.masks import Mask, Rows, seen_from
 from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, run_model
+from trainer.model.transformer import SownLogits, build_model, run_model
 
 SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 2, 0]])
 PREFIX = np.array([[1, 1, 1, 0, 1, 0, 0, 0, 0, 0]])
@@ -91,8 +91,8 @@ def test_a_scan_runs_local_and_global_layers_in_turn(family):
 
     def total(params, config):
         output = run_model(build_model(model_spec(config)), params, batch)
-        logits_BLV, *routing = output if config.num_experts else (output,)
-        return jnp.sum(logits_BLV * weights) + sum(each.auxiliary for each in routing)
+        logits_BLV, *sown = output if isinstance(output, SownLogits) else (output,)
+        return jnp.sum(logits_BLV * weights) + sum(each.loss for each in sown)
 
     plain = replace(config, scan_layers=False, remat="none")
     expected = jax.jit(jax.value_and_grad(lambda params: total(params, plain)))(params)

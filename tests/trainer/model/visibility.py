@@ -9,7 +9,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from trainer.model.paths import named
-from trainer.model.transformer import RoutedLogits, run_model
+from trainer.model.transformer import SownLogits, run_model
 
 # Packed example of each position; 0 is padding.
 ENCODER_SEGMENTS = [1, 1, 1, 2, 2, 2, 0]
@@ -24,7 +24,7 @@ def influence(tiny, batch) -> np.ndarray:
     def logit_mixes(tables):
         params = unflatten_dict(leaves | tables, sep="/")
         output = run_model(tiny.model, params, batch)
-        logits_LV = (output.logits_BLV if isinstance(output, RoutedLogits) else output)[0]
+        logits_LV = (output.logits_BLV if isinstance(output, SownLogits) else output)[0]
         # A random mix, since some effects might cancel in the sum of logits.
         return logits_LV @ jax.random.normal(jax.random.PRNGKey(1), logits_LV.shape[-1:])
 

@@ -14,7 +14,7 @@ from trainer.checkpoints import layout, stored
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import NO_STEP, Checkpoint
 from trainer.checkpoints.tensors import held
-from trainer.config import Config, fields, from_flags, stored_config
+from trainer.config import Config, fields, from_flags, stored_config, stored_model
 from trainer.config.presets import model_preset
 from trainer.data import features
 from trainer.exporting.folder import Model
@@ -181,7 +181,7 @@ def _model_of(
         return Model(own, config.preset, positions or own.max_positions)
     record = recorded(source.path)
     if record and not given.flags:
-        config = fields.from_dict(ModelConfig, record["model"], source.path)
+        config = stored_model(record["model"], source.path)
         model = Model(config, record["name"], record["positions"])
     else:
         model = _given_model(source, given)

@@ -21,7 +21,7 @@ from trainer.annexes.distillation.options import DistillationConfig
 from trainer.checkpoints import layout
 from trainer.checkpoints.stored import Checkpoint, load
 from trainer.checkpoints.tensors import Tensor, held
-from trainer.config import fields, from_transformers
+from trainer.config import from_transformers, stored_model
 from trainer.data.interface import Run
 from trainer.engine import sharding
 from trainer.engine.program import Program
@@ -95,7 +95,7 @@ def _opened(name: str) -> tuple[ModelConfig, dict[str, layout.Parts], Checkpoint
     if checkpoint.run is None:
         raise UserError(f"--teacher={name} is no checkpoint of this trainer, nor hf:DIR")
     stored = checkpoint.run["config"]["model"]
-    model = fields.from_dict(ModelConfig, stored, checkpoint.path)
+    model = stored_model(stored, checkpoint.path)
     return model, layout.read_parts(checkpoint), checkpoint
 
 

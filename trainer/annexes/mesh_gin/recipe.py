@@ -207,7 +207,8 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
         if experts.value != activations.value:
             raise UserError(f"{experts.origin}: experts must have the other layers' activations")
         if "num_experts" in reading.facts:
-            reading.set("model.num_experts", *reading.facts["num_experts"])
+            count, origin = reading.facts["num_experts"]
+            reading.set("model.feed_forward", f"switch:experts={count}", origin)
     if "ineffective" in reading.facts:
         where = reading.facts["ineffective"].origin
         reading.warn(

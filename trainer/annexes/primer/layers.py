@@ -63,5 +63,6 @@ class PrimerParametrisation(StandardParametrisation):
 
 def parametrisation(config: Any, options: Any) -> PrimerParametrisation:
     # Source of 0.1: google-research/primer, `gin/models/switch_*.gin`.
-    variance = options.scale or (0.1 if config.num_experts else 1.0)
+    experts = getattr(config.part("feed_forward").options, "experts", 0)
+    variance = options.scale or (0.1 if experts else 1.0)
     return PrimerParametrisation(variance=variance)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from trainer.config.presets import model_preset
 from trainer.model.config import ModelConfig
+from trainer.model.parts import SLOTS
 
 
 class _Size(NamedTuple):
@@ -51,11 +52,11 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "primer_as_released": _PRIMER,
 }
 # Models of size "medium", under upstream's names: 32 experts in every fourth layer; 8 heads of 128.
-_SWITCH = {"num_experts": 32}
+_EXPERTS = {"feed_forward": "switch:experts=32"}
 _SYNTHESIZER = {"num_heads": 8, "head_dim": 128, "mixer": "random_synthesizer"}
 _OTHERS: dict[str, dict[str, Any]] = {
-    "switch_transformer": {"mlp_activations": ("relu",), **_SWITCH},
-    "switch_primer": {"mlp_activations": ("squared_relu",), "mixer": "mdha", **_SWITCH},
+    "switch_transformer": {"mlp_activations": ("relu",), **_EXPERTS},
+    "switch_primer": {"mlp_activations": ("squared_relu",), "mixer": "mdha", **_EXPERTS},
     "synthesizer": {"mlp_activations": ("relu",), **_SYNTHESIZER},
     "synthesizer_squared_relu": {"mlp_activations": ("squared_relu",), **_SYNTHESIZER},
     "synthesizer_dense": {
@@ -92,11 +93,14 @@ def primer_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
                 ),
             )
         for name, changes in _OTHERS.items():
+            if "feed_forward" in changes and "switch" not in SLOTS["feed_forward"]:
+                continue  # experts are another annex's
             if size_name == "medium":
                 yield name, replace(vanilla, **changes)
             elif size_name in ("tiny", "mini"):
-                own = {"num_experts": 4, "switch_every": 2} if "num_experts" in changes else {}
-                own |= {"num_heads": size.num_heads, "head_dim": size.head_dim}
+                few = {"feed_forward": "switch:experts=4,every=2"}
+                own: dict[str, Any] = few if "feed_forward" in changes else {}
+                own = own | {"num_heads": size.num_heads, "head_dim": size.head_dim}
                 yield f"{size_name}_{name}", replace(vanilla, **{**changes, **own})
 
 

@@ -29,8 +29,6 @@ def switch_transformers(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
                     mlp_dim=mlp_dim,
                     num_encoder_layers=layers,
                     num_decoder_layers=layers,
-                    num_experts=count,
-                    switch_every=2,
-                    expert_capacity=64,
+                    feed_forward=f"switch:experts={count},every=2,capacity=64",
                 ),
             )

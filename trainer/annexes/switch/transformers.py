@@ -8,10 +8,12 @@ Source: transformers 5.23, modeling_switch_transformers.py; Switch Transformers 
 
 from typing import Any
 
+from trainer.annexes.switch.parts import Experts
 from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
+from trainer.model.slots import Choice
 
 _STACKS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 # transformers' defaults.
@@ -30,7 +32,7 @@ def _of_ours(every: int, layers: int) -> set[int]:
 
 
 def _every(fields: Fields) -> int:
-    """Returns our `switch_every`; raises ValueError if it cannot say which layers have experts."""
+    """Returns our option `every`; raises ValueError if it cannot say which layers have experts."""
     found = {}
     for stack, name in _STACKS.items():
         layers = fields.get(name, fields.size("num_layers"))
@@ -56,6 +58,11 @@ def _read(fields: Fields) -> ModelConfig:
         ("tie_word_embeddings", True),
     ):
         fields.require(name, expected)
+    experts = Experts(
+        fields.get("num_experts", _EXPERTS),
+        _every(fields),
+        fields.get("expert_capacity", _CAPACITY),
+    )
     return ModelConfig(
         family="t5_1_0",
         **fields.sizes(formats.T5),
@@ -64,22 +71,21 @@ def _read(fields: Fields) -> ModelConfig:
         mlp_activations=(fields.named("dense_act_fn", formats.ACTIVATIONS, "relu"),),
         norm=formats.norm_of("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
         position=formats.relative_of(fields),
-        num_experts=fields.get("num_experts", _EXPERTS),
-        switch_every=_every(fields),
-        expert_capacity=fields.get("expert_capacity", _CAPACITY),
+        feed_forward=str(Choice("switch", experts)),
     )
 
 
 def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
     activation, *others = config.value("mlp_activations")
-    if config.expert_capacity is None or others or not config.value("tied_logits"):
-        raise KeyError("expert_capacity, mlp_activations, tied_logits")
+    name, experts = config.part("feed_forward")
+    if name != "switch" or experts.capacity is None or others or not config.value("tied_logits"):
+        raise KeyError("feed_forward, mlp_activations, tied_logits")
     written = formats.to_t5(config, positions)
     for name in ("feed_forward_proj", "scale_decoder_outputs"):
         del written[name]
     for stack, name in _STACKS.items():
         layers = written[name]
-        sparse = layers // config.switch_every
+        sparse = layers // experts.every
         written[f"num_sparse_{stack}_layers"] = sparse
         # transformers' own, written because it obeys it.
         written[f"{stack}_sparse_step"] = layers // sparse if sparse else layers
@@ -87,8 +93,8 @@ def _write(config: ModelConfig, positions: int) -> dict[str, Any]:
         **written,
         "architectures": ["SwitchTransformersForConditionalGeneration"],
         "dense_act_fn": formats.ACTIVATIONS[activation],
-        "num_experts": config.num_experts,
-        "expert_capacity": config.expert_capacity,
+        "num_experts": experts.experts,
+        "expert_capacity": experts.capacity,
         "router_bias": False,
         "router_dtype": "float32",
     }
@@ -99,13 +105,14 @@ def _tensors(config: ModelConfig) -> dict[str, str]:
         path: name.replace("DenseReluDense", "mlp")
         for path, name in module_names.t5(config).items()
     }
+    experts = config.part("feed_forward").options
     for stack in _STACKS:
-        for number in _of_ours(config.switch_every, getattr(config, f"num_{stack}_layers")):
+        for number in _of_ours(experts.every, getattr(config, f"num_{stack}_layers")):
             layer = f"{stack}/layers_{number - 1}/mlp"
             for kernel in ("wi", "wo"):
                 dense = modules.pop(f"{layer}/{kernel}/kernel")
                 mlp = dense.rpartition(".")[0]
-                for expert in range(config.num_experts):
+                for expert in range(experts.experts):
                     path = f"{layer}/experts/{expert}/{kernel}/kernel"
                     modules[path] = f"{mlp}.experts.expert_{expert}.{kernel}"
             modules[f"{layer}/router/kernel"] = f"{mlp}.router.classifier"

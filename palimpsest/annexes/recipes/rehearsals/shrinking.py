@@ -62,7 +62,6 @@ _SMALL = {
     "num_heads": 4,
     "head_dim": 16,
     "mlp_dim": 128,
-    "num_experts": 4,
 }
 _START = "init_from"
 # Setting of objectives for pairs.

@@ -38,7 +38,7 @@ FAMILIES = (
     ("llama_1b", DECODER, ROWS, True),
     ("bert_base", ENCODER, ("--model.vocab_size=30592", "--lengths.inputs=512"), True),
     ("medium_primer", DECODER, ROWS, True),
-    ("switch_primer", DECODER, (*ROWS, "--model.switch_every=1"), False),
+    ("switch_primer", DECODER, (*ROWS, "--model.feed_forward=switch:experts=32,every=1"), False),
 )
 
 

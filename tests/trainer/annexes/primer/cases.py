@@ -33,7 +33,6 @@ TOTALS = [
 WITHOUT_TRANSFORMERS = [("tiny_primer", {}, "family primer .* --custom_code")]
 
 WITHOUT_CUSTOM_CODE = [
-    ("tiny_switch_primer", {}, "no primer model with num_experts 4, switch_every 2$"),
     ("tiny_synthesizer", {}, "no primer model with .*mixer random_synthesizer"),
     ("tiny_primer_ez", {"upstream_compat": True}, "no primer model with upstream_compat True$"),
     ("tiny_evolved_transformer", {}, "no model of family evolved_transformer"),
@@ -56,3 +55,11 @@ EXPORTED = {
     "primer_as_released": replace(model_preset("mini_primer_as_released"), **DECODER),
     "plusplus": replace(model_preset("mini_transformer_plusplus"), **DECODER),
 }
+
+SHARDED = dict.fromkeys(
+    (
+        *("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus"),
+        *("tiny_evolved_transformer", "tiny_synthesizer", "tiny_synthesizer_dense"),
+    ),
+    (),
+)

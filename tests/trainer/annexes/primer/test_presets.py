@@ -1,9 +1,12 @@
 """Totals of the Primer paper's models."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.totals import parameter_total
 from trainer.config.presets import MODEL_PRESETS, model_preset
+from trainer.engine.cost import flops_per_step
 
 # Built from the released gin files with Mesh TensorFlow 0.1.21; layers, d, d_ff, width of the heads
 # together, heads, kernels into the mlp, vectors of a norm, taps of each layer's heads.
@@ -58,3 +61,32 @@ def test_parts_of_primer():
     # As many kernel elements, and three taps a channel for queries, keys and values.
     taps = (12 + 12) * 9 * 768
     assert parameter_total(primer_ez) - parameter_total(base) == taps
+
+
+@pytest.mark.processes
+def test_flops_of_parts_of_primer_beside_the_vanilla_model():
+    batch, length = 4, 64
+
+    def more(name, changes=(), base="medium_transformer_vanilla"):
+        config = replace(model_preset(name), **dict(changes))
+        vanilla = flops_per_step(model_preset(base), batch, 0, length)
+        return (flops_per_step(config, batch, 0, length) - vanilla) / (6 * batch * length)
+
+    # Three taps for each channel of queries, keys and values.
+    assert more("medium_primer_ez") == 12 * 9 * 768
+    assert more("medium_primer") == 12 * 6 * 768
+    # A token goes through one expert, and past a router of 32.
+    if "switch_transformer" in MODEL_PRESETS:
+        assert more("switch_transformer") == 3 * 32 * 768
+    # 1024 channels for 768, in four kernels, in logits and in the mix.
+    wider = 12 * (4 * 768 + 2 * length) * (1024 - 768)
+    assert more("synthesizer") == wider
+    # The logits of a dense one are a product with a kernel for 512 positions instead of keys.
+    dense = more("synthesizer_dense") - wider
+    assert dense == 12 * (1024 * 512 - 768 * 1024 - length * 1024)
+    # A block has two attentions of the same width.
+    d, ff = 768, 3072
+    convolutions = 11 * d + 7 * d + 7 * 2 * d + d * 2 * d + d * d // 2 + 2 * d * d
+    block = 8 * d * d + 2 * d * ff + convolutions + 4 * length * d
+    vanilla = 12 * (4 * d * d + 2 * d * ff + 2 * length * d)
+    assert more("medium_evolved_transformer") == 7 * block - vanilla

@@ -1,7 +1,5 @@
 """Each part of Primer and its rivals, compared with formulas written in NumPy in float64."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +14,11 @@ from trainer.annexes.primer.layers import PrimerNorm, PrimerParametrisation
 from trainer.annexes.primer.synthesizer import DenseSynthesizer, LearnedLogits
 from trainer.model.attention import DotProductAttention
 from trainer.model.dense import Shared
-from trainer.model.feedforward import ACTIVATIONS, Mlp
+from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
 from trainer.model.paths import named
 from trainer.model.positions import Positions
-from trainer.model.switch import ROUTING, Switch, routing_of
 
 B, L, D, H, K = 2, 8, 8, 2, 4
 SHARED = Shared(D, 40, "float32", 0.0, PrimerParametrisation())
@@ -221,88 +218,6 @@ def test_convolutions_of_the_evolved_transformer(reset):
     h = centred / np.sqrt(left.var(-1, keepdims=True) + 1e-6)
     h = h * p["layer_norm/scale"] + p["layer_norm/bias"]
     agree(output, separable(h, "out"))
-
-
-EXPERT = Mlp(6, ("squared_relu",), bias=False)
-
-
-def switch(spec, training=False, x=None):
-    x = states() if x is None else x
-    keywords = {"mutable": [ROUTING]}
-    if training:
-        keywords["rngs"] = {"dropout": jax.random.key(3)}
-    p, (output, variables) = run(spec, x, ROWS, not training, **keywords)
-    return p, np.asarray(output), routing_of(variables[ROUTING])
-
-
-def switch_by_definition(p, x, spec, capacity):
-    """Returns (output, auxiliary loss, dropped) in NumPy; each row is a group."""
-    x = np.where(TOKEN[..., None], x, 0.0)
-    logits = x @ p["router/kernel"]
-    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    choice = probability.argmax(-1)
-    output, dropped = np.zeros_like(x), 0
-    for row in range(B):
-        taken = [0] * spec.num_experts
-        for at in np.flatnonzero(TOKEN[row]):
-            expert = choice[row, at]
-            taken[expert] += 1
-            if taken[expert] > capacity:
-                dropped += 1
-                continue
-            hidden = np.maximum(x[row, at] @ p["experts/wi/kernel"][expert], 0) ** 2
-            through = hidden @ p["experts/wo/kernel"][expert]
-            output[row, at] = probability[row, at, expert] * through
-    share = np.stack([(choice == expert).mean(1) for expert in range(spec.num_experts)], 1)
-    balance = (share * probability.mean(1)).mean()
-    return output, 0.01 * spec.num_experts**2 * balance, dropped
-
-
-def test_switch_layers_and_their_capacity():
-    spec = Switch(EXPERT, 3, largest_group=L)
-    p, output, routing = switch(spec)
-    assert spec.capacity(L, training=False) == 5
-    expected, auxiliary, dropped = switch_by_definition(p, states().astype(np.float64), spec, 5)
-    agree(output, expected)
-    agree(routing.auxiliary, auxiliary)
-    assert (int(routing.dropped), int(routing.routed)) == (dropped, TOKEN.sum())
-    spec = Switch(EXPERT, 32)
-    assert spec.group_size(128 * 512) == 1024
-    assert spec.group_size(7 * 300) == 700
-    assert spec.capacity(1024, training=True) == 40
-    assert spec.capacity(1024, training=False) == 64
-    assert spec.capacity(64, training=True) == 4
-
-
-def test_tokens_of_full_experts_are_dropped():
-    spec = Switch(EXPERT, 3, evaluation_capacity_factor=0.1, largest_group=L)
-    # Proportional states all go to one expert.
-    x = np.ones((B, L, D), np.float32) * np.linspace(1, 2, L, dtype=np.float32)[:, None]
-    p, output, routing = switch(spec, x=x)
-    expected, _, dropped = switch_by_definition(p, x.astype(np.float64), spec, 4)
-    assert dropped == (L - 4) + (TOKEN[1].sum() - 4) == int(routing.dropped)
-    agree(output, expected)
-    assert not output[0, 4:].any()
-
-
-def test_an_expert_takes_its_capacity_of_each_row():
-    spec = Switch(EXPERT, 2, row_capacity=2, largest_group=1, evaluation_capacity_factor=0.1)
-    p, output, routing = switch(spec)
-    expected, auxiliary, dropped = switch_by_definition(p, states().astype(np.float64), spec, 2)
-    assert dropped == int(routing.dropped) > 0
-    agree(output, expected)
-    agree(routing.auxiliary, auxiliary)
-    for training in (False, True):
-        assert dataclasses.replace(spec, row_capacity=64).capacity(L, training) == L
-
-
-def test_routers_jitter_only_in_training():
-    spec = dataclasses.replace(Switch(EXPERT, 3, largest_group=L), jitter=0.5)
-    _, calm, _ = switch(spec)
-    _, again, _ = switch(spec)
-    _, shaken, _ = switch(spec, training=True)
-    np.testing.assert_array_equal(calm, again)
-    assert not np.allclose(calm, shaken, atol=1e-3)
 
 
 def test_it_has_its_bits_and_gradients_elsewhere(monkeypatch):

@@ -3,11 +3,15 @@
 from tests.trainer.huggingface.sizes import THEIR_T5
 
 REFUSED = [
-    ("lm", {"num_experts": 4, "scan_layers": True}, "scan_layers is True; it must be"),
-    ("lm", {"expert_capacity": 4}, "expert_capacity is 4; it must be unset without num_experts"),
-    ("lm", {"num_experts": 4, "expert_capacity": 0}, "expert_capacity is 0; it must be above 0"),
-    ("bert", {"num_experts": 4}, "num_experts is 4; it must be 0 in an encoder-only"),
-    ("t5_1_0", {"feed_forward": "none", "num_experts": 2}, "num_experts is 2"),
+    ("lm", {"feed_forward": "switch", "scan_layers": True}, "scan_layers is True; it must be"),
+    ("lm", {"feed_forward": "switch:capacity=0"}, "feed_forward is .*capacity is above 0"),
+    ("lm", {"feed_forward": "switch:experts=0"}, "feed_forward is .*experts is above 0"),
+    (
+        "bert",
+        {"feed_forward": "switch"},
+        "feed_forward is .*one without experts in an encoder-only",
+    ),
+    ("lm", {"feed_forward": "switch:every=1", "mlp_bias": True}, "mlp_bias is True; .*no bias"),
 ]
 
 TOTALS = [
@@ -31,8 +35,21 @@ ARCHITECTURES = {"SwitchTransformers": "SwitchTransformersForConditionalGenerati
 OTHER_TYPES = ["switch"]
 
 SCANNED_WINDOWS = {
-    "lm": {"num_decoder_layers": 5, "num_experts": 2, "switch_every": 1},
+    "lm": {"num_decoder_layers": 5, "feed_forward": "switch:experts=2,every=1"},
 }
 
 # Presets that transformers has, too.
 BEGINNINGS_OF_PRESETS = ["switch_base_", "switch_large_"]
+
+SCANNED = {
+    "lm": {"num_decoder_layers": 3, "feed_forward": "switch:experts=2,every=1"},
+}
+
+WITHOUT_CUSTOM_CODE = [
+    (
+        *("lm_tiny", {"feed_forward": "switch:experts=4,every=2"}),
+        "no lm model with feed_forward switch:experts=4,every=2$",
+    ),
+]
+
+SHARDED = {"lm_tiny": ("--model.feed_forward=switch:experts=4,every=1",)}

@@ -6,7 +6,7 @@ from tests.trainer.reporting.test_metrics import evaluated
 def test_the_auxiliary_loss_is_evaluated(text_cache):
     task, flags = (
         "python_docs_autoregressive_lm",
-        ("--model.num_experts=4", "--model.switch_every=2"),
+        ("--model.feed_forward=switch:experts=4,every=2",),
     )
     flags = *flags, "--loss.normalizer=num_total_target_tokens"
     found, _ = evaluated(text_cache, "lm_tiny", task, *flags)

@@ -40,3 +40,8 @@ OPTIMIZER_RATES = {
     "t5_experiments_t5": {0: 5e-5, 1_099_999: 5e-5},
     "t5_experiments_bert": {0: 3e-4, 999_999: 3e-4},
 }
+
+SHARDED = {
+    "t5_1_0_tiny": ("--model.mixer=cdq",),
+    "t5_1_1_tiny": ("--model.mixer=cdq:conditional_heads=2", "--model.memory_tokens=3"),
+}

@@ -7,9 +7,8 @@ P = E * C places.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +19,13 @@ from jax.sharding import PartitionSpec
 
 from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.dense import Built, Dense
-from trainer.model.feedforward import FeedForward, Mlp
+from trainer.model.feedforward import FeedForward, Mlp, Sown, mlp, sow
 from trainer.model.masks import Rows
 from trainer.model.parameters import EXACT_KERNEL, EXPERT_AXIS
 
-# Variable collection in which Switch layers store their `Routing`.
-ROUTING = "routing"
 _SMALLEST_CAPACITY = 4
-
-
-class Routing(NamedTuple):
-    """Float32 sums over a model's Switch layers: load-balancing loss, dropped tokens, all tokens.
-
-    The loss includes padding. A token is dropped if its expert is full.
-    """
-
-    auxiliary: Array
-    dropped: Array
-    routed: Array
+# Metric: the fraction of tokens whose expert was full.
+DROPPED = "dropped_tokens"
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,7 @@ class Switch(FeedForward):
     Tokens form groups in row order. In each group an expert takes up to `capacity(…)` tokens; the
     output for the rest is 0. With `row_capacity` a group is a row, whatever its length, and an
     expert takes up to so many of its tokens. In training the router's inputs are multiplied by
-    U(1 - `jitter`, 1 + `jitter`).
+    U(1 - `jitter`, 1 + `jitter`). It sows the load-balancing loss, which includes padding.
 
     Source: Fedus et al. 2021 (arXiv:2101.03961), sections 2.1 and 2.2; Mesh TensorFlow, `moe.py`,
     for groups, capacity, and padding, which uses no capacity but counts in the auxiliary loss.
@@ -62,12 +50,22 @@ class Switch(FeedForward):
     auxiliary_weight: float = 0.01
     largest_group: int = 1024
     row_capacity: int | None = None
-    routes = True
+    sows = (DROPPED,)
     exports = (TRANSFORMERS,)
 
     @property
     def activations(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.expert.activations
+
+    def decoding(self, in_decoder: bool) -> Switch:
+        """Returns the same layer with capacity for every token.
+
+        With less capacity, whether a token finds its expert full would depend on other rows; a
+        capacity for each row stays in the encoder.
+        """
+        row_capacity = None if in_decoder else self.row_capacity
+        factor = float(self.num_experts)
+        return replace(self, evaluation_capacity_factor=factor, row_capacity=row_capacity)
 
     def group_size(self, tokens: int) -> int:
         sizes = range(min(self.largest_group, tokens), 0, -1)
@@ -121,12 +119,9 @@ class Switch(FeedForward):
 
         balance_GE = jnp.mean(choice_GSE, axis=1) * jnp.mean(probability_GSE, axis=1)
         tokens, kept = jnp.sum(token_GS), jnp.sum(kept_GS)
-        routing = Routing(
-            self.auxiliary_weight * self.num_experts**2 * jnp.mean(balance_GE),
-            (tokens - kept).astype(jnp.float32),
-            tokens.astype(jnp.float32),
-        )
-        module.sow(ROUTING, "sums", routing, reduce_fn=_add, init_fn=_nothing)
+        loss = self.auxiliary_weight * self.num_experts**2 * jnp.mean(balance_GE)
+        dropped = (tokens - kept).astype(jnp.float32), tokens.astype(jnp.float32)
+        sow(module, Sown(loss, {DROPPED: dropped}))
         return out_GSD.reshape(x_BLD.shape)
 
     def _probabilities(self, module: Built, x_GSD: Array, deterministic: bool) -> Array:
@@ -141,12 +136,22 @@ class Switch(FeedForward):
         return jax.nn.softmax(router(seen_GSD))
 
 
-def _nothing() -> Routing:
-    return Routing(*(jnp.zeros((), jnp.float32),) * 3)
+@dataclass(frozen=True)
+class SomeLayers(FeedForward):
+    """Experts in every layer whose number is a multiple of `every`, and `plain` in the others."""
+
+    plain: FeedForward
+    experts: Switch
+    every: int
+
+    def of_layer(self, number: int) -> FeedForward:
+        return self.plain if number % self.every else self.experts
 
 
-def _add(before: Routing, now: Routing) -> Routing:
-    return Routing(*map(jnp.add, before, now))
+def switch(config: Any, options: Any) -> FeedForward:
+    expert = Mlp(config.mlp_dim, config.value("mlp_activations"), bias=False)
+    experts = Switch(expert, options.experts, row_capacity=options.capacity)
+    return SomeLayers(mlp(config, options), experts, options.every)
 
 
 @jax.custom_vjp
@@ -188,11 +193,3 @@ def _placed(x_EGCD: Array, experts: str | None) -> Array:
     groups = tuple(axis for axis in rows if axis != experts)
     free = PartitionSpec.UNCONSTRAINED
     return jax.lax.with_sharding_constraint(x_EGCD, PartitionSpec(experts, groups, free, free))
-
-
-def routing_of(variables: Mapping[str, Any]) -> Routing:
-    """Returns the sum of every `Routing` that a model's modules stored in ROUTING."""
-    each = jax.tree.leaves(variables, is_leaf=lambda node: isinstance(node, Routing))
-    # A scan stores the values of its layers in one array.
-    sums = [jax.tree.map(jnp.sum, routing) for routing in each]
-    return jax.tree.map(lambda *parts: sum(parts), *sums)
