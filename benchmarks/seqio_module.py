@@ -2,9 +2,9 @@
 
 import os
 
-from tasks import seqio_tasks
+from trainer.annexes.seqio_tasks import catalogue
 
-seqio_tasks.register(
+catalogue.register(
     os.environ["VOCABULARY"],
     corpus=os.environ["CORPUS"],
     names=["rlm_span_corruption"],

@@ -13,7 +13,6 @@ _CORE: dict[str, dict[str, str]] = {
     "caches": {
         "build": "pipeline.build",
         "verify": "pipeline.verify",
-        "write_pairs": "tasks.write_pairs",
     },
     "training": {
         "pretrain": "trainer.pretrain",

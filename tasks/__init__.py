@@ -1,6 +1,6 @@
 """Shared by pipeline and trainer: corpora, vocabularies, tasks, noise and the cache format.
 
-Imports no Beam, TensorFlow or JAX at module level; only `seqio_tasks` imports seqio.
+Imports no Beam, TensorFlow or JAX at module level.
 """
 
 import palimpsest_home
@@ -13,7 +13,6 @@ __all__ = [
     "mixture",
     "objectives",
     "reading",
-    "seqio_tasks",
     "task",
     "vocabulary",
 ]

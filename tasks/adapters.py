@@ -1,7 +1,7 @@
 """Reads a cache from grain, torch and Hugging Face's datasets.
 
 `CacheSource` gives random access to a split, which is all that grain and torch need; the functions
-convert it to each library's dataset type. For seqio, see tasks.seqio_tasks.
+convert it to each library's dataset type. For seqio, see trainer.annexes.seqio_tasks.catalogue.
 """
 
 import dataclasses

@@ -35,8 +35,8 @@ FORBIDDEN = {
 # Decision 005: vocab runs Beam and normalises text as pipeline does, and takes nothing else.
 OF_PIPELINE = {"pipeline.runners", "pipeline.tokenizer"}
 ONLY_IN = {
-    "tasks/seqio_tasks.py": {"seqio", "tensorflow"},
-    "tasks/seqio_supervised.py": {"seqio", "tensorflow"},
+    "trainer/annexes/seqio_tasks/catalogue.py": {"seqio", "tensorflow"},
+    "tasks/annexes/t5_tasks/seqio_supervised.py": {"seqio", "tensorflow"},
     "trainer/annexes/seqio_tasks/seqio_data.py": {"seqio", "tensorflow"},
     "trainer/annexes/t5x/engine.py": {"seqio", "tensorflow"},
     "trainer/huggingface/tokenizer.py": {"sentencepiece"},

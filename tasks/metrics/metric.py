@@ -66,7 +66,6 @@ class Metric:
 
 
 _VALUES = {
-    "accuracy": (f"{TEXT}accuracy",),
     "squad": ("em", "f1"),
     "rouge": ("rouge1", "rouge2", "rougeLsum"),
 }
@@ -81,9 +80,6 @@ METRICS: Registry[Metric] = Registry(
             ("errors", "editdistance", True, ("character_error_rate", "word_error_rate")),
             ("overlap", "sacrebleu", False, ("bleu", "bleu_intl", "chrf")),
             ("overlap", "rouge_score", False, ("rouge",)),
-            ("labels", "", False, ("accuracy", "grouped_exact_match")),
-            ("labels", "sklearn", False, ("f1", "macro_f1", "matthews")),
-            ("labels", "scipy", False, ("pearson", "spearman")),
         )
         for name in names
     },

@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -80,36 +79,6 @@ def test_datasets_gives_the_windows(source, windows):
         sorted(element["tokens"] for half in halves for element in half),
         sorted(window.tolist() for window in windows),
     )
-
-
-@pytest.mark.tensorflow
-def test_seqio_gives_the_windows(text_cache, windows, tmp_path):
-    import seqio
-
-    from tasks import seqio_tasks
-
-    shutil.copytree(text_cache, tmp_path / LM)
-    try:
-        (task,) = seqio_tasks.register(str(text_cache), names=[LM], row_tokens=WINDOW)
-        seqio.set_global_cache_dirs([str(tmp_path)])
-        # seqio reads 16 shards at a time, in turns; one after the other they have an order.
-        count = len(CacheManifest.load(str(text_cache)).splits["train"])
-        found = [
-            element["targets"]
-            for shard in range(count)
-            for element in task.get_dataset(
-                {"targets": WINDOW + 1},
-                "train",
-                shuffle=False,
-                use_cached=True,
-                shard_info=seqio.ShardInfo(shard, count),
-            ).as_numpy_iterator()
-        ]
-    finally:
-        seqio.TaskRegistry.remove(LM)
-        seqio.set_global_cache_dirs([])
-    assert all(targets[-1] == 1 for targets in found)
-    assert_equal([targets[:-1] for targets in found], windows)
 
 
 def assert_row(batch, row, example):

@@ -172,7 +172,7 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     ("flags", "says"),
     [
         (["--evaluation.metrics=exact_mach"], "did you mean exact_match"),
-        (["--evaluation.metrics=f1", "--stopping.metric=exact_match"], "one of 'accuracy'"),
+        (["--evaluation.metrics=token_f1", "--stopping.metric=exact_match"], "one of 'accuracy'"),
         (["--evaluation.metrics=squad,f1"], "f1 occurs twice"),
         (["--evaluation.decoding.batch_size=3"], "--evaluation.batch_size"),
         (["--trainable=nothing"], "--trainable=nothing matches no parameter"),

@@ -1,6 +1,5 @@
 """A run from a bucket into a bucket is that of this machine, with TensorFlow or without."""
 
-import json
 import os
 
 import pytest
@@ -125,31 +124,3 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
     assert (there / "model/evaluation.json").read_text() == (
         here / "model/evaluation.json"
     ).read_text()
-
-
-SEQIO = """
-import seqio
-from tasks import seqio_tasks
-seqio_tasks.register("gs://bucket/vocabulary", corpus="python_docs")
-seqio.add_global_cache_dirs(["gs://bucket/caches"])
-task = seqio.get_mixture_or_task("python_docs_span_corruption")
-rows = task.get_dataset({"inputs": 64, "targets": 18}, split="train", use_cached=True,
-    shuffle=False, seed=1, shard_info=seqio.ShardInfo(0, 1))
-print(sum(1 for _ in rows))
-"""
-
-
-@pytest.mark.slow
-def test_stock_seqio_reads_a_cache_in_a_bucket(text_cache, tmp_path):
-    from tasks.cache.manifest import CacheManifest
-
-    with GcsServer(tls=tmp_path / "tls") as gcs:
-        gcs.store.fill(text_cache, f"caches/{TASK}")
-        gcs.store.fill(text_cache.parents[1] / "vocabulary", "vocabulary")
-        done = started("-c", SEQIO, env=os.environ | gcs.environment(), timeout=500)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    tokens = CacheManifest.load(str(text_cache)).total("train", "tokens")
-    window = json.loads(done.stdout.splitlines()[-1])
-    assert 0.5 * tokens / 70 < window <= 1.1 * tokens / 60
-    read = {request.path for request in gcs.requests if request.method == "GET"}
-    assert any(path.startswith("/bucket/caches") and "train.tfrecord" in path for path in read)

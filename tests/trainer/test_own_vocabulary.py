@@ -123,27 +123,6 @@ def test_ids_are_read_without_the_class(cache):
     assert made.stdout.strip() == "2 4 ['A', 'C', 'D'] [5, 6]"
 
 
-@pytest.mark.tensorflow
-def test_stock_seqio_reads_and_makes_the_same_rows(cache, folder, proteins):
-    import seqio
-
-    from tasks import seqio_tasks
-
-    corpus, names = f"json:{folder}/proteins.jsonl", ["proteins_span_corruption"]
-    settings = {"task_module": "proteins", "extra_ids": 40, "row_tokens": 64}
-    (task,) = seqio_tasks.register("protein", corpus, names, **settings)
-    stock = task.output_features["targets"].vocabulary
-    assert (stock.eos_id, stock.vocab_size) == (2, 65)
-    assert stock.decode(stock.encode("ACDW")) == "ACDW"
-    seqio.add_global_cache_dirs([f"{folder}/cache"])
-    lengths = {"inputs": 64, "targets": 24}
-    for cached in (True, False):
-        read = task.get_dataset(lengths, "train", use_cached=cached, shuffle=False)
-        first = next(read.as_numpy_iterator())
-        assert first["inputs"][-1] == 2
-        assert first["inputs"].max() < 65
-
-
 @pytest.mark.torch
 def test_trains_generates_fills_and_exports(cache, folder, capsys):
     run = f"{folder}/model"

@@ -116,8 +116,8 @@ class EvaluationConfig:
     )
     supervised: str | None = field(
         None,
-        "T5 task, such as glue_mrpc, whose postprocessing and metrics judge predictions on caches "
-        "of pairs; None: compare texts",
+        "supervised task whose postprocessing and metrics judge predictions on caches of pairs "
+        "(docs/finetuning.md); None: texts are compared",
         read_if=ON_CACHES,
     )
     examples: int | None = field(
@@ -212,7 +212,7 @@ class EvaluateFlags:
         "metrics of generated text, such as exact_match,bleu; task: the task's own",
         joined=",",
     )
-    supervised: str | None = field(None, "T5 task, such as glue_mrpc, that judges predictions")
+    supervised: str | None = field(None, "supervised task that judges predictions")
     examples: int | None = field(
         None,
         "maximum number of examples per task; None means the run's",

@@ -14,7 +14,6 @@ from tasks.metrics import metric
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
 from tasks.storage import files
-from tasks.supervised import table
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError, nearest
 from tasks.unit import Unit
@@ -25,7 +24,7 @@ from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation
 from trainer.data.cached_task import CachedTask
 from trainer.data.caches import TRAIN, caches_of
 from trainer.data.epoch_rows import Decks, Layout, PackedPairs, PairRows
-from trainer.data.examples import ExampleSet, named_metrics, of_batches
+from trainer.data.examples import ExampleSet, judge_of, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
 from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.interleave import MixingSchedule
@@ -377,7 +376,7 @@ class CachedData:
 
     def examples(self, split: str) -> list[ExampleSet]:
         evaluation, metrics = self._config.evaluation, named_metrics(self._config)
-        judge = table.get(evaluation.supervised) if evaluation.supervised else None
+        judge = judge_of(self._config)
         if judge and TASK_METRICS in evaluation.metrics:
             metrics = tuple(dict.fromkeys((*metric.chosen(judge.metrics), *metrics)))
         if not metrics:

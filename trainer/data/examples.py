@@ -5,16 +5,15 @@ Dimensions: W examples, N positions of an example, B rows of a batch, L position
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tasks import decode
+from tasks import annexes, decode
 from tasks.metrics import metric
 from tasks.metrics.metric import Metric
 from tasks.objectives import Examples, noise
-from tasks.supervised.template import Supervised
-from tasks.terminal.command_line import UserError
+from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 from trainer.config.evaluation import TASK_METRICS
 from trainer.config.run import Config
@@ -91,6 +90,33 @@ class ExampleSet:
         return bool(self.scored) or not all(each.generates for each in self.of_outputs)
 
 
+class Judge(Protocol):
+    """A task that postprocesses texts before its metrics compare them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...
+
+    @property
+    def postprocess(self) -> Callable[[str, dict[str, Any], bool], Any] | None:
+        """(text, {"targets": text}, is it the target?) -> value for metrics; None: the text."""
+
+
+def judge_of(config: Config) -> Judge | None:
+    """Returns the task that `evaluation.supervised` names; raises UserError if there is none."""
+    name = config.evaluation.supervised
+    if name is None:
+        return None
+    known: dict[str, Judge] = {k: v for table in annexes.every("judges") for k, v in table.items()}
+    if name not in known:
+        raise UserError(
+            f"unknown supervised task {name}{nearest(name, known)}; known: {', '.join(known)}"
+        )
+    return known[name]
+
+
 def named_metrics(config: Config) -> tuple[Metric, ...]:
     """Returns the metrics named by `evaluation.metrics`, without the task's own."""
     names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
@@ -102,7 +128,7 @@ def of_batches(
     batches: Callable[[], Iterable[Batch]],
     ids: TokenIds,
     metrics: tuple[Metric, ...],
-    judge: Supervised | None = None,
+    judge: Judge | None = None,
 ) -> ExampleSet:
     """Returns the examples in the rows of batches, one example per row.
 
@@ -147,7 +173,7 @@ def of_batches(
     return ExampleSet(name, read, text_of, postprocess, metrics)
 
 
-def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) -> Any:
+def _judged(judge: Judge | None, text: str, targets: str, is_target: bool) -> Any:
     """Returns the value that metrics compare, for a prediction or for `targets` itself."""
     if judge is None or judge.postprocess is None:
         return text
@@ -156,7 +182,7 @@ def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) 
     except KeyError as error:
         raise UserError(
             f"--evaluation.supervised={judge.name} reads {error} of examples, but caches do not "
-            "hold it: register its seqio Task with tasks.seqio_supervised"
+            f"hold it{annexes.advice('judges')}"
         ) from error
 
 

@@ -13,10 +13,9 @@ from tasks.cache.lineage import Lineage
 from tasks.cache.manifest import CacheManifest, sealed
 from tasks.cache.pair_windows import open_windows, row_windows
 from tasks.objectives import Lengths, Supervised, span_corruption
-from tasks.objectives.supervised import CUT
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds, load
+from tasks.vocabulary import EOS_ID, PAIR_BORDER, load
 from tests.support.corpora import write_json
 from tests.support.damage import flip
 
@@ -216,40 +215,6 @@ def test_a_side_of_many_bytes_is_cut_before_it_is_tokenized(make, tmp_path):
             flags[0],
             cache_dir=tmp_path / "b",
         )
-
-
-@pytest.mark.tensorflow
-def test_stock_seqio_reads_the_cache_and_the_corpus_alike(make, tmp_path, vocabulary):
-    import seqio
-
-    from tasks import seqio_tasks
-
-    corpus = f"json:{tmp_path}/corpus/*.jsonl?inputs={{q}}&targets=a&validation=0"
-    cache = make(f"--corpus={corpus}")
-    (task,) = seqio_tasks.register(str(vocabulary), corpus, [TASK], extra_ids=100)
-    seqio.add_global_cache_dirs([str(tmp_path / "cache")])
-    lengths = {"inputs": 20, "targets": 6}
-
-    def read(use_cached):
-        dataset = task.get_dataset(lengths, "train", use_cached=use_cached, shuffle=False)
-        return [
-            {name: row[name].tolist() for name in lengths} for row in dataset.as_numpy_iterator()
-        ]
-
-    uncached, cached = read(False), read(True)
-    assert sorted(cached, key=str) == sorted(uncached, key=str)  # seqio interleaves shards
-    manifest = CacheManifest.load(str(cache))
-    ours = open_windows(
-        str(cache), manifest, "train", Supervised(CUT), Lengths(20, 6), across_shards=False
-    )
-    tokens_WN, lengths_W = ours.read(np.arange(len(ours)))
-    made = Supervised().examples(tokens_WN, lengths_W, None, Lengths(20, 6), TokenIds(1000, 0))
-    assert len(ours) == len(uncached)
-    for index, row in enumerate(uncached):
-        for name in lengths:
-            values_WL, sizes_W = made[name]
-            assert values_WL[index, : sizes_W[index]].tolist() == row[name]
-            assert row[name][-1] == EOS_ID
 
 
 def test_damage_is_found(make):

@@ -1,1 +1,1 @@
-"""Data of tasks that are registered with seqio."""
+"""Data of tasks that are registered with seqio, and our tasks registered there."""

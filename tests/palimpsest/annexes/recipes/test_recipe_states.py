@@ -13,6 +13,7 @@ from palimpsest.annexes.recipes import account, products, recipe, records, runni
 from palimpsest.annexes.recipes import run as command
 from palimpsest.annexes.recipes.recipe import Stage
 from palimpsest.commands import COMMANDS
+from tasks import annexes
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from tests.support import in_process
@@ -320,8 +321,7 @@ def test_a_run_measured_in_tokens_cannot_become_shorter(old, new, goes_on):
         ({}, "validation"),
         ({"average": "last:3"}, "validation.last3"),
         ({"average": "last:3", "task": "mine_ul2"}, "mine_ul2:validation.last3"),
-        ({"suite": "english"}, "suite/english"),
-        ({"suite": "english", "average": "last:3"}, "suite.last3/english"),
+        *(({name: "x"}, f"{name}/english") for name in annexes.entries("evaluate")),
     ],
 )
 def test_what_an_evaluation_wrote_is_found(tmp_path, flags, written):

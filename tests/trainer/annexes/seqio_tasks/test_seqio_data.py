@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]
 MODULE = """
 import numpy as np
 import seqio
-from tasks import seqio_tasks
+from trainer.annexes.seqio_tasks import catalogue
 
 CORPUS = "text:{folder}/*.txt?split=train"
-seqio_tasks.register("{folder}/vocabulary", corpus=CORPUS, row_tokens=100,
+catalogue.register("{folder}/vocabulary", corpus=CORPUS, row_tokens=100,
                      names=["python_docs_span_corruption", "python_docs_autoregressive_lm"])
 VOCABULARY = seqio.SentencePieceVocabulary("{folder}/vocabulary/sentencepiece.model")
 

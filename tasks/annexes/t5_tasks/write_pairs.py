@@ -1,14 +1,14 @@
 """Writes the rows of a data set as pairs of texts.
 
-    python -m tasks.write_pairs --task=glue_cola --input=train.parquet --output=train.jsonl
+    palimpsest write_pairs --task=glue_cola --input=train.parquet --output=train.jsonl
 
 pipeline.build reads them.
 """
 
 import dataclasses
 
-from tasks.supervised import table
-from tasks.supervised.rows import write_pairs
+from tasks.annexes.t5_tasks import table
+from tasks.annexes.t5_tasks.rows import write_pairs
 from tasks.terminal.command import Command
 from tasks.terminal.fields import REQUIRED, field
 

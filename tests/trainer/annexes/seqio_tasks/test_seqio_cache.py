@@ -13,13 +13,13 @@ from tests.support.processes import started
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
 MANY, ONE = "rlm_span_corruption", "python_docs_span_corruption"
 MODULE = """
 import sys
-from tasks import seqio_tasks
+from trainer.annexes.seqio_tasks import catalogue
 for name, corpus in {corpora!r}.items():
-    seqio_tasks.register({vocabulary!r}, corpus=corpus, names=[name], extra_ids=100)
+    catalogue.register({vocabulary!r}, corpus=corpus, names=[name], extra_ids=100)
 """
 
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.metrics.metric import TEXT, Metric
 from tasks.metrics.text import of_examples
 from tasks.terminal.command_line import UserError
 
@@ -115,3 +116,12 @@ def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> d
         given = prediction["value"] if isinstance(prediction, dict) else prediction
         right[target["group"]] &= target["value"] == given
     return {"grouped_exact_match": 100 * sum(right.values()) / len(right)}
+
+
+ACCURACY = Metric("accuracy", accuracy, False, (f"{TEXT}accuracy",))
+F1 = Metric("f1", f1, False, package="sklearn")
+GROUPED_EXACT_MATCH = Metric("grouped_exact_match", grouped_exact_match, False)
+MACRO_F1 = Metric("macro_f1", macro_f1, False, package="sklearn")
+MATTHEWS = Metric("matthews", matthews, False, package="sklearn")
+PEARSON = Metric("pearson", pearson, False, package="scipy")
+SPEARMAN = Metric("spearman", spearman, False, package="scipy")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from tasks.supervised import generation, glue, superglue
-from tasks.supervised.template import Supervised
+from tasks.annexes.t5_tasks import generation, glue, superglue
+from tasks.annexes.t5_tasks.template import Supervised
 from tasks.terminal.command_line import UserError, nearest
 
 TASKS: Mapping[str, Supervised] = MappingProxyType(

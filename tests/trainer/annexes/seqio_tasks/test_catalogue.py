@@ -30,7 +30,7 @@ NAMES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A corpus of real prose in two files, its vocabulary, and its cache under each task's name."""
-    from tasks import seqio_tasks
+    from trainer.annexes.seqio_tasks import catalogue
 
     folder = tmp_path_factory.mktemp("seqio")
     corpus = sources.resolve(sources.parse("python_docs"))
@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
     )
     for name in others:  # the same rows serve every objective
         shutil.copytree(folder / "cache" / first, folder / "cache" / name)
-    seqio_tasks.register(f"{folder}/vocabulary", corpus=spec, names=NAMES, row_tokens=100)
+    catalogue.register(f"{folder}/vocabulary", corpus=spec, names=NAMES, row_tokens=100)
     seqio.add_global_cache_dirs([f"{folder}/cache"])
     return folder
 
@@ -142,16 +142,15 @@ def test_the_trainer_makes_the_same_examples_of_the_same_keys(folder, name, monk
 
 
 def test_tasks_that_the_vocabulary_does_not_serve_are_left_out(folder):
-    from tasks import registry, seqio_tasks
+    from tasks import registry
+    from trainer.annexes.seqio_tasks import catalogue
 
-    names = {task.name for task in seqio_tasks.register(f"{folder}/vocabulary", separator="none")}
+    names = {task.name for task in catalogue.register(f"{folder}/vocabulary", separator="none")}
     assert set(registry.tasks()) - names >= {"rlm_full_lm", "c4_iid_50_u_u"}
     assert names >= {"c4_iid_15_u_u", "rlm_ul2"}
     with pytest.raises(UserError, match="--separator=eos"):
-        seqio_tasks.register(
-            f"{folder}/vocabulary", names=["python_docs_full_lm"], separator="none"
-        )
-    (task,) = seqio_tasks.register(f"{folder}/vocabulary", names=["python_docs_full_lm"])
+        catalogue.register(f"{folder}/vocabulary", names=["python_docs_full_lm"], separator="none")
+    (task,) = catalogue.register(f"{folder}/vocabulary", names=["python_docs_full_lm"])
     assert list(task.output_features) == ["targets"]
 
 

@@ -9,7 +9,7 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.supervised.template import Row, Supervised, TextPair
+from tasks.annexes.t5_tasks.template import Row, Supervised, TextPair
 
 _LANGUAGES = {"de": "German", "en": "English", "fr": "French", "ro": "Romanian"}
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")

@@ -11,8 +11,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.supervised.generation import answers
-from tasks.supervised.template import UNKNOWN, Row, Supervised, TextPair, classification, joined
+from tasks.annexes.t5_tasks.generation import answers
+from tasks.annexes.t5_tasks.template import (
+    UNKNOWN,
+    Row,
+    Supervised,
+    TextPair,
+    classification,
+    joined,
+)
 
 _FALSE_TRUE = ("False", "True")
 

@@ -5,8 +5,7 @@ import string
 import pytest
 import seqio
 
-from tasks import seqio_supervised
-from tasks.supervised import table
+from tasks.annexes.t5_tasks import seqio_supervised, table
 from tests.support.small_tokenizers import t5
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.processes]

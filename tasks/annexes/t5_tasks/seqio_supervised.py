@@ -1,7 +1,7 @@
 """Registers supervised tasks, which turn rows of a data set into text pairs, as seqio Tasks.
 
-from tasks import seqio_supervised
-from tasks.supervised import table
+from tasks.annexes.t5_tasks import seqio_supervised
+from tasks.annexes.t5_tasks import table
 
 seqio_supervised.register(table.get("glue_cola"), {"train": rows, "validation": others},
                           "VOCABULARY_DIR/sentencepiece.model")
@@ -14,8 +14,8 @@ from typing import Any
 import seqio
 import tensorflow as tf
 
+from tasks.annexes.t5_tasks.template import Row, Supervised
 from tasks.metrics.metric import Metric
-from tasks.supervised.template import Row, Supervised
 
 # Feature with the further values of an example for evaluation, as JSON.
 _PAIR = "pair"

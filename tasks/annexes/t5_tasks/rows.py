@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from tasks.annexes.t5_tasks.template import Supervised
 from tasks.storage import files
-from tasks.supervised.template import Supervised
 from tasks.terminal.command_line import UserError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.supervised.template import Row, Supervised, TextPair, classification, joined
+from tasks.annexes.t5_tasks.template import Row, Supervised, TextPair, classification, joined
 
 _SENTENCES = ("sentence1", "sentence2")
 _ENTAILED = ("entailment", "not_entailment")

@@ -1,9 +1,9 @@
 """Registers our tasks as stock seqio Tasks.
 
     import seqio
-    from tasks import seqio_tasks
+    from trainer.annexes.seqio_tasks import catalogue
 
-    seqio_tasks.register("VOCABULARY_DIR", corpus="parquet:data/*.parquet")
+    catalogue.register("VOCABULARY_DIR", corpus="parquet:data/*.parquet")
     seqio.add_global_cache_dirs(["CACHE_DIR"])
     seqio.get_mixture_or_task("rlm_span_corruption").get_dataset(
         {"inputs": 512, "targets": 114}, split="train", use_cached=True)
