@@ -128,23 +128,6 @@ def test_a_mode_that_the_vocabulary_lacks_is_refused(text_cache, monkeypatch):
         run_of("python_docs_ul2", text_cache)
 
 
-def test_pieces_are_read_without_sentencepiece(text_cache):
-    from tasks.vocabulary import load
-
-    run = run_of("python_docs_span_corruption", text_cache)
-    ids = run.data.tasks[0].ids
-    processor = load(str(text_cache)).processor
-    expected = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
-    assert ids.pieces == expected
-    assert ids.id_of("<extra_id_3>") == processor.piece_to_id("<extra_id_3>")
-    some = next(number for number in range(3, 500) if expected[number].startswith("\u2581"))
-    assert ids.id_of(expected[some]) == some
-    assert ids.word_starts[some]
-    assert ids.word_starts[3:600].tolist() == [
-        piece.startswith("\u2581") for piece in expected[3:600]
-    ]
-
-
 def test_tasks_with_and_without_inputs_do_not_mix_in_a_decoder(text_cache):
     names = "python_docs_span_corruption=1,python_docs_decoder_prefix_lm=1"
 

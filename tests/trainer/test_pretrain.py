@@ -202,8 +202,6 @@ def test_a_full_disk_is_named(text_cache, tmp_path):
 
 
 WRONG = {
-    "no cache": (["--cache_dir=/nowhere"], "pipeline.build"),
-    "unknown task": (["--task=rlm_span_coruption"], "rlm_span_corruption"),
     "task without inputs": (["--task=python_docs_autoregressive_lm"], "lm_small"),
     "targets too short": (["--lengths.targets=10"], "set it to 14"),
     "too many sentinels": (["--lengths.inputs=2048", "--lengths.targets=456"], "114 sentinels"),

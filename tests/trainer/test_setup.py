@@ -58,10 +58,7 @@ MISTAKES = [
     ("pipeline.build", [*BUILD, "--corpus=hf:https://huggingface.co/datasets/a/b"],
      "did you mean hf:a/b?"),
     ("pipeline.build", [*BUILD, "--corpus=jsonl:a"], "did you mean json?"),
-    ("pipeline.build", [*BUILD, "--corpus=json:a?colum=b"], "did you mean column?"),
     ("pipeline.build", [*BUILD, "--corpus=text:a?document=page"], "file or block, not page"),
-    ("pipeline.build", [*BUILD, "--corpus=json:a?document=file"], "only text has ?document="),
-    ("pipeline.build", [*BUILD, "--corpus=text:a?validation=2"], "validation must be at least 0"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}/*.md"], "no file matches"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}"], "is a folder: name its files"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}/empty.txt"], "is empty"),
@@ -83,7 +80,6 @@ MISTAKES = [
     ("pipeline.build", ["--task=lm", "--name=a", TEXT, VOCABULARY, "--cache_dir={folder}/file"],
      "file"),
     # Misspelt flags, and those of other commands.
-    ("pipeline.build", ["--nam=mine", "--vocab=v"], "unknown flag --nam (did you mean --name?)"),
     ("pipeline.build", ["--job_name=a", "--runner=DataflowRunner"], "required: --task, --vocab"),
     ("pipeline.build", [*BUILD, TEXT, "--preset=x"], "--preset (it is a flag of trainer.pretrain)"),
     ("vocab.train", ["--corpu=text:a"], "unknown flag --corpu (did you mean --corpus?)"),
@@ -111,7 +107,6 @@ MISTAKES = [
     ("trainer.pretrain", [*TRAIN, "--task=mine_ul2"], "no cache for task mine_ul2"),
     ("trainer.pretrain", [*TRAIN, "--task=mine_ul2=a"], "the rate of mine_ul2 is a"),
     ("trainer.pretrain", [*TRAIN, "--cache_dir={folder}/gone"], "--cache_dir"),
-    ("trainer.pretrain", [*TRAIN, "--preset=bert_tiny"], "choose an encoder-decoder preset"),
     ("trainer.pretrain", ["--init_from=hf:google/t5-v1_1-small"], "hf download google/t5-v1_1"),
     ("trainer.pretrain", ["--init_from=hf:{folder}/theirs"], "model_type is bart"),
     # Folders that cannot be made.

@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 
 from tests.support import eight_devices
 from tests.support.runs import config_of, program_of
-from tests.trainer.engine.test_sharding import Chip, bits, bytes_held, specs
+from tests.trainer.engine.test_sharding import Chip, batch_of, bits, bytes_held, specs
 from trainer.config import MeshConfig
 from trainer.config.mesh import AXES
 from trainer.engine.sharding import divides_update, make_mesh, put_batch
 
-B, L, V = 16, 8, 512
+B, V = 16, 512  # rows of test_sharding, and more tokens
 UPDATES, FEW = 50, 5
 # Every kernel and table has at least 2**16 elements; moments are factored, as from 128 x 128 on.
 SIZES = {"vocab_size": V, "emb_dim": 128, "num_heads": 4, "head_dim": 128, "mlp_dim": 512}
@@ -48,23 +48,11 @@ def program(*flags):
     return program_of(config_of(*SMALL, *flags, preset="t5_1_1_tiny"))
 
 
-def batch_of(step):
-    rng = np.random.default_rng(step)
-    targets = rng.integers(3, V, (B, L)).astype(np.int32)
-    there = np.arange(L) < np.linspace(1, L, B)[:, None]
-    return {
-        "encoder_input_tokens": targets[::-1] * there,
-        "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
-        "decoder_target_tokens": targets * there,
-        "decoder_loss_weights": there.astype(np.int32),
-    }
-
-
 def updated(program, state, first=0, last=UPDATES):
     """Returns (the state after updates `first` to `last`, the loss after each)."""
     losses = []
     for step in range(first, last):
-        state = program.train_step(state, put_batch(batch_of(step), program.mesh))
+        state = program.train_step(state, put_batch(batch_of(step, True, V), program.mesh))
         total, weight = (float(part) for part in state.metrics["loss"])
         losses.append(total / weight)
     return state, losses
@@ -74,7 +62,7 @@ def results(made, updates):
     initial = made.initial_state()
     before = bits(initial.params)
     state, losses = updated(made, initial, last=updates)
-    batch = put_batch(batch_of(updates), made.mesh)
+    batch = put_batch(batch_of(updates, True, V), made.mesh)
     total, weight = made.evaluation_step(state.params, batch)["loss"]
     return {
         "initial": before,

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -417,13 +416,7 @@ def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attentio
     assert load(str(tmp_path / "hf"), model).keys() >= {"encoder", "decoder"}
 
 
-def test_the_card_has_a_mixture_s_rates_and_what_its_caches_leave_out():
-    tasks = [SimpleNamespace(task=SimpleNamespace(name=name)) for name in "ab"]
-    data = SimpleNamespace(tasks=tasks, rates=[(0, [0.7, 0.3]), (10, [0.5, 0.5])])
-    assert list(card._rates(data, config_of())) == [
-        ("sampling rates", "a 0.7, b 0.3"),
-        ("sampling rates from update 11", "a 0.5, b 0.5"),
-    ]
+def test_the_card_says_what_caches_leave_out():
     rules = FilterRecord("length", "length", 1, "16", {"min_words": 10, "max_words": None})
     assert card._filter(rules) == "length (min_words 10)"
     listed = ExcludeRecord("0123456789abcdef", "ids", 1200, 0)

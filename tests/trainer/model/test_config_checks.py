@@ -15,22 +15,17 @@ ODD_HEADS = {"num_heads": 4, "head_dim": 8, "tied_logits": False}
 # Family, changes, the beginning of the line and what else it has.
 REFUSED = [
     ("t5_1_1", {"family": "t5_1_2"}, "family is .*must be"),
-    ("t5_1_1", {"dtype": "float16"}, "dtype is .*must be"),
     ("t5_1_1", {"vocab_size": 0}, "vocab_size is .*must be"),
     ("t5_1_1", {"num_encoder_layers": 0}, "num_encoder_layers is .*must be"),
     ("t5_1_1", {"num_decoder_layers": 0}, "num_decoder_layers is .*must be"),
     ("t5_1_1", {"dropout_rate": 1.0}, "dropout_rate is .*must be"),
-    ("t5_1_1", {"remat": "some"}, "remat is .*must be"),
     ("t5_1_1", {"mlp_activations": ("gleu",)}, "mlp_activations is .*must be"),
-    ("t5_1_1", {"mlp_activations": ()}, "mlp_activations is .*must be"),
     ("bert", {"num_decoder_layers": 1}, "num_decoder_layers is .*must be"),
-    ("bert", {"num_encoder_layers": 0}, "num_encoder_layers is .*must be"),
     ("lm", {"num_encoder_layers": 1}, "num_encoder_layers is 1; it must be 0"),
     ("bert", {"max_positions": 0}, "max_positions is .*must be"),
     # Positions.
     ("bert", {"position": "sinuous"}, "position is .*must be"),
     ("bert", {"position": "rotary", "head_dim": 12}, "head_dim is .*must be"),
-    ("lm", {"position": "rotary", "head_dim": 3}, "head_dim is .*must be"),
     ("llama", {"attention_softcap": 1.0, "attention": "dot_product"},
      "attention_softcap is .*unset"),
     ("llama", {"attention_window": "sliding:layers=gg"}, "attention_window is .*letters l and g"),
@@ -47,16 +42,13 @@ REFUSED = [
     ("bert", {"norm_placement": "pre_but_first", "scan_layers": True}, "scan_layers is .*differ"),
     ("lm", {"norm_placement": "pre_but_first", "parallel_blocks": "one_norm"},
      "parallel_blocks is .*'pre_but_first'"),
-    ("llama", {"attention_softcap": 0.0}, "attention_softcap is .*above 0"),
     ("llama", {"head_dim": 3}, "head_dim is .*must be"),
     ("lm", {"position": "rotary:cross=true"}, "position is .*without cross=true"),
     ("lm", ODD_HEADS | {"position": "rotary:fraction=0.4"}, "head_dim is 8; .* even .* not 3.2"),
     # Implementations of attention.
-    ("t5_1_1", {"attention": "flash"}, "attention is .*must be"),
     ("t5_1_1", {"attention": "dot_product", "dropout_rate": 0.1}, "dropout_rate .*with attention"),
     ("t5_1_1", {"attention": "cudnn"}, "dtype .*with attention"),
     ("lm", {"attention": "dot_product", "attention_weights": "elu"}, "attention_weights is 'elu'"),
-    ("lm", {"attention_weights": "softmin"}, "attention_weights is .*must be"),
     # Heads, scales and initial values.
     ("lm", ODD_HEADS | {"num_kv_heads": 3},
      "num_kv_heads is 3; .*divisor of num_heads, which is 4"),
@@ -71,9 +63,6 @@ REFUSED = [
     ("lm", {"parallel_blocks": "one_norm", "norm_placement": "post"}, "parallel_blocks is 'one_"),
     ("lm", {"mixer": "mdah"}, "mixer is 'mdah'; it must be one of 'attention'"),
     ("lm", {"upstream_compat": True}, "upstream_compat is True; it must be False where"),
-    # Conditional queries and memory tokens.
-    # Layouts.
-    # MARCH's parts.
     ("t5_1_1", {"feed_forward": "none", "mlp_bias": True}, "mlp_bias is True"),
     ("llama", {"encoder_sizes": ("emb_dim=16",)}, "encoder_sizes is .*left out unless cross_att"),
     ("t5_1_1", {"encoder_sizes": ("width=16",)}, "encoder_sizes is .*sizes such as emb_dim=512"),

@@ -12,9 +12,7 @@ import pytest
 from scipy.special import erf
 
 from tests.trainer.model.conftest import initial
-from trainer.model.dense import Shared
-from trainer.model.parametrisation import NormalParametrisation
-from trainer.model.positions import RotaryPosition, T5RelativePosition, rotate
+from trainer.model.positions import T5RelativePosition
 
 FAMILIES = ("bert", "bert_pre_ln")
 POSITIONS = ("absolute", "relative", "rotary")
@@ -141,21 +139,6 @@ def test_without_types_all_tokens_are_of_the_first(make_tiny, batch):
     zeros = {**tokens, "encoder_token_types": np.zeros_like(batch["encoder_token_types"])}
     np.testing.assert_array_equal(tiny.apply(tokens)[0], tiny.apply(zeros)[0])
     assert not np.allclose(tiny.apply(batch)[0], tiny.apply(zeros)[0], atol=1e-2)
-
-
-def test_rotary_scores_depend_on_distance_alone():
-    shared = Shared(4, 8, "float32", 0.0, NormalParametrisation())
-    module = RotaryPosition(channels=4).build(shared, 1, "rotary_position")
-    places = np.array([[0, 3, 5]])
-    q, k = (jax.random.normal(jax.random.PRNGKey(n), (1, 1, 1, 8)) for n in (0, 1))
-
-    def scores(shift):
-        angle = module.apply({}, 3, 3, places + shift).angle_BLC
-        turned_q, turned_k = (rotate(jnp.tile(x, (1, 3, 1, 1)), angle) for x in (q, k))
-        return jnp.einsum("blhk,bshk->ls", turned_q, turned_k)
-
-    np.testing.assert_allclose(scores(0), scores(40), atol=1e-4)
-    assert abs(scores(0)[0, 1] - scores(0)[0, 2]) > 1e-3
 
 
 def test_a_row_longer_than_the_positions_is_refused(make_tiny, batch):

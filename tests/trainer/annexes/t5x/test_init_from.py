@@ -180,21 +180,12 @@ def test_moments_of_another_shape_are_reset_and_the_step_is_kept(tmp_path):
     assert not any(array.any() for array in named(state.opt_state[0].v).values())
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--optimizer.name=adamw", "--optimizer.learning_rate=0.001"], "optimizer.name=adamw"),
-        (["--optimizer.beta1=0.9"], "it has no momentum of "),
-        (["--init_from_state=false"], "init_from_state=false"),
-    ],
-)
-def test_the_reason_for_a_reset_is_named(flags, reason, tmp_path):
+def test_a_reset_names_its_reason(tmp_path):
     t5x_files.write(tmp_path, "orbax", PARAMETERS, t5x_files.moments(PARAMETERS, 128))
-    start = init_from.start(run_of(tmp_path, *flags))
-    assert start.reset
-    assert reason in start.describe()
-    assert start.step == (0 if "state=false" in reason else STEP)
-    assert "make sure it is this run's" in start.describe()
+    start = init_from.start(run_of(tmp_path, "--optimizer.beta1=0.9"))
+    assert start.step == STEP
+    for words in ("it has no momentum of ", "make sure it is this run's"):
+        assert words in start.describe()
 
 
 @pytest.mark.parametrize("step", [None, -5])
@@ -243,26 +234,11 @@ def test_missing_and_unexpected_tensors_are_named(kind, tmp_path):
 
 
 def test_mismatches_are_named(tmp_path):
-    path = t5x_files.write(tmp_path, "orbax", PARAMETERS)
 
-    def error_of(*flags, preset="t5_1_1_tiny"):
-        with pytest.raises(UserError) as error:
-            init_from.start(run_of(path, *flags, preset=preset))
-        return str(error.value)
-
-    assert error_of(f"--model.vocab_size={V + 128}") == (
-        f"--init_from={path}: token_embedder/embedding has {V} rows, the model has {V + 128}; set "
-        f"--model.vocab_size={V}: rows above the {V - 20} ids are padding"
-    )
     small = {**PARAMETERS, "token_embedder/embedding": np.zeros((V - 28, D), "f4")}
     other = t5x_files.write(tmp_path / "small", "orbax", small)
     with pytest.raises(UserError, match="a different vocabulary: this run's has 108 ids"):
         init_from.start(run_of(other))
-    assert "wi_0/kernel has shape (8, 16), but (8, 32)" in error_of("--model.mlp_dim=32")
-    assert "lacks decoder/layers_0/mlp/wi/kernel (did you mean" in error_of(preset="t5_1_0_tiny")
-    assert "has already made 10 steps, which count towards --train_steps=10" in error_of(
-        "--train_steps=10"
-    )
     whole = {**PARAMETERS, "decoder/decoder_norm/scale": np.ones(D, "i4")}
     other = t5x_files.write(tmp_path / "whole", "legacy", whole, dtype="int32")
     with pytest.raises(UserError, match=r"has dtype int32, expected floating point"):
@@ -272,11 +248,8 @@ def test_mismatches_are_named(tmp_path):
         UserError, match=r"layers 0 and 1 of the \w+coder .*/relpos_bias.*=relative_per_layer"
     ):
         init_from.start(run_of(other))
-    with pytest.raises(UserError, match=r"has no table of relative positions per layer: leave out"):
-        init_from.start(run_of(path, PER_LAYER))
-    for nothing in (tmp_path / "nothing", tmp_path / "small" / "checkpoint_10" / "state" / "d"):
-        with pytest.raises(UserError, match="neither is nor holds a checkpoint"):
-            init_from.start(run_of(nothing))
+    with pytest.raises(UserError, match="neither is nor holds a checkpoint"):
+        init_from.start(run_of(tmp_path / "small" / "checkpoint_10" / "state" / "d"))
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
