@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 from tasks import annexes
+from tasks.terminal.command_line import UserError
 
 _START_SECONDS = 120
 
@@ -32,6 +33,22 @@ def _engine(name: str, package: str, program: str | None = None) -> Any:
 
 # Parameters of tests: names of this module's functions.
 ENGINES = [_engine("spark", "pyspark", "java"), _engine("ray", "ray")]
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """The address of a port where nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+def refused(build: Any, folder: pathlib.Path, *flags: str) -> str:
+    """Returns why a build is refused, which leaves no file."""
+    with pytest.raises(UserError) as error:
+        build(folder, *flags)
+    assert not list(folder.iterdir())
+    return str(error.value)
 
 
 def _free_port() -> int:

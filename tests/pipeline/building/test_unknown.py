@@ -95,12 +95,6 @@ def test_runs_of_lost_characters_count_with_their_bytes(tmp_path, english, capsy
     assert "text in them" in capsys.readouterr().out
 
 
-def test_targets_that_are_all_lost_are_refused(tmp_path, english):
-    pairs = [{"q": "the red house number stands near the gate " * 9, "a": "да"}] * 9
-    with pytest.raises(UserError, match=r"100\.0% of the targets' bytes become unknown"):
-        run(tmp_path, english, pairs, task="supervised")
-
-
 LONG = "the red house number stands near the gate " * 9
 
 

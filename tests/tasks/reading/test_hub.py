@@ -73,12 +73,6 @@ def test_a_private_data_set_is_read_with_a_token_and_pinned(hub):
     assert json.loads(pinned.stdout)[0] == record
 
 
-def test_json_lines_of_the_hub_are_read(hub):
-    texts = [f"document {i}" for i in range(50)]
-    write_json(hub.folder / "data/train.jsonl", texts)
-    assert [row[2] for row in read_hub(hub)[1]] == texts
-
-
 def read_hub(hub, corpus="hf:an/owner?validation=0"):
     done = hub("-c", READ, corpus, token=TOKEN)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from tests.support import foreign_caches, runs
 from tests.support.runs import assert_shared
 from tests.support.trees import assert_equal
 from tests.trainer import conftest
-from tests.trainer.conftest import training_metrics
 
 text_cache, pairs_and_text = conftest.text_cache, conftest.pairs_and_text
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
@@ -110,32 +108,3 @@ def test_a_vocabulary_that_is_not_known(tmp_path):
         data.encode("text")
     with pytest.raises(UserError, match=r"but the vocabulary of .*web_lm has 0"):
         data_of(tmp_path / "web_lm", "span_corruption")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", [PAIRS, SPANS])
-def test_losses_equal_ours_after_a_kill(folders, tmp_path, task):
-    flags, shape = shape_of(task)
-    flags += ["--train_steps=14", "--checkpoint.every_steps=4", "--evaluation.every_steps=7"]
-    commands = {
-        name: runs.pretrain(folders / name, tmp_path / name, *flags, **shape)
-        for name in ("ours", "theirs")
-    }
-    runs.done(commands["ours"])
-    process, metrics = runs.start(commands["theirs"]), tmp_path / "theirs" / "metrics.jsonl"
-    while not metrics.exists() or '"step": 6,' not in metrics.read_text():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
-    assert "resum" in runs.done(commands["theirs"]).stdout
-    ours = training_metrics(tmp_path / "ours")
-    assert list(ours) == list(range(1, 15))
-    assert training_metrics(tmp_path / "theirs") == ours
-    pytest.importorskip("trainer.annexes.comparing")
-    explain = runs.command(
-        "trainer.annexes.comparing.explain", f"--model_dir={tmp_path}/theirs", "--step=2"
-    )
-    shown = runs.done(explain).stdout
-    assert f"{task}, epoch 0" in shown
-    assert "train.tfrecord-0000" in shown

@@ -35,8 +35,7 @@ from tasks.reading import sources
 from tasks.reading.corpus import FilePart, SourceFile
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import load
-from tests.support.plain_records import read_rows, without_plan
+from tests.support.plain_records import without_plan
 from tests.support.processes import wait_for
 from tests.support.servers import dataflow_worker
 from tests.support.servers.dataflow import DataflowServer
@@ -266,58 +265,6 @@ def test_interrupted_and_submitted_twice(submit):
         server.jobs[2].state = "JOB_STATE_CANCELLED"  # by another user
         assert "the Dataflow job was cancelled: finished shards are kept" in refused(third)
         over.set()
-
-
-def tokens_of(gcs) -> bytes:
-    """Returns all tokens in the cache's records, as four bytes each, by a reader of our own."""
-    names = [name for name in gcs.names("cache/") if ".tfrecord-" in name]
-    rows = [row for name in names for row in read_rows(gcs.read(name))]
-    return b"".join(token.to_bytes(4) for row in rows for token in row["targets"])
-
-
-@pytest.mark.slow
-def test_a_takedown_under_a_job_that_outlives_its_command(
-    submit, gcs, documents, vocabulary, tmp_path, monkeypatch
-):
-    encode = load(str(vocabulary)).processor.encode
-    chosen = [name for name, text in documents.items() if len(text) > 300][::40]
-    (tmp_path / "ids").write_text("\n".join(chosen))
-    found = {name: b"".join(token.to_bytes(4) for token in encode(documents[name]))
-             for name in chosen}  # fmt: skip
-    put, receipts, reached, gone = gcs.store.put, [], threading.Event(), threading.Event()
-
-    def delayed(bucket, name, *rest):
-        if ".receipt-" in name:
-            receipts.append(name)
-            if len(receipts) == 5:
-                reached.set()
-                gone.wait(300)
-        return put(bucket, name, *rest)
-
-    def work(job):
-        folder = tmp_path / job.id
-        folder.mkdir()
-        return dataflow_worker.work(job, gcs, folder)
-
-    monkeypatch.setattr(gcs.store, "put", delayed)
-    with DataflowServer(work) as server:
-        first = submit(server)
-        assert reached.wait(400)
-        first.kill()
-        first.communicate()
-        assert sum(tokens in tokens_of(gcs) for tokens in found.values()) > 3
-        line = refused(submit(server, f"--exclude={tmp_path}/ids"))
-        assert "There is already active job named" in line
-        gone.set()
-        assert wait_for(lambda: server.jobs[0].state == "JOB_STATE_FAILED")
-        assert "got another plan while this build ran" in server.jobs[0].messages[0]
-        second = submit(server, f"--exclude={tmp_path}/ids")
-        out, err = second.communicate(timeout=900)
-        assert second.returncode == 0, err
-        assert "ids are not in the corpus" not in out
-    held = tokens_of(gcs)
-    assert not any(tokens in held for tokens in found.values())
-    assert b"".join(token.to_bytes(4) for token in encode(documents["nul"])) in held
 
 
 def checked(*flags: str, corpus="parquet:gs://bucket/*", cache_dir="gs://bucket/cache") -> None:

@@ -1,6 +1,5 @@
 """The engine Ray: its flags, and its errors in one line."""
 
-import socket
 import sys
 import types
 
@@ -11,6 +10,8 @@ from pipeline.building.options import Options
 from pipeline.runners import engines
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
+from tests.support.clusters import nobody as nobody
+from tests.support.clusters import refused
 
 CORPUS = sources.parse("text:/corpus/*.txt")
 
@@ -27,13 +28,6 @@ def test_flags_that_do_not_go_together(build, tmp_path, given, says):
     assert says in refused(build, tmp_path, *given)
 
 
-def refused(build, tmp_path, *flags):
-    with pytest.raises(UserError) as error:
-        build(tmp_path, *flags)
-    assert not list(tmp_path.iterdir())
-    return str(error.value)
-
-
 def test_its_flags():
     assert engines.chosen(Options("t", "v", "c", runner="ray")) == engine.Ray()
 
@@ -43,14 +37,6 @@ def test_the_package_is_missing(build, tmp_path, monkeypatch):
     said = refused(build, tmp_path, "--runner=ray")
     assert said.startswith("--runner=ray needs the package ray")
     assert "[ray]" in said
-
-
-@pytest.fixture
-def nobody():
-    """The address of a port where nobody listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{unused.getsockname()[1]}"
 
 
 def test_a_cluster_that_does_not_answer(monkeypatch, nobody):

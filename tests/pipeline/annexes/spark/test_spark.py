@@ -13,6 +13,8 @@ from pipeline.building.options import Options
 from pipeline.runners import engines, failures
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
+from tests.support.clusters import nobody as nobody
+from tests.support.clusters import refused
 
 CORPUS = sources.parse("text:/corpus/*.txt")
 
@@ -30,13 +32,6 @@ def test_flags_that_do_not_go_together(build, tmp_path, given, says):
     assert says in refused(build, tmp_path, *given)
 
 
-def refused(build, tmp_path, *flags):
-    with pytest.raises(UserError) as error:
-        build(tmp_path, *flags)
-    assert not list(tmp_path.iterdir())
-    return str(error.value)
-
-
 def test_its_flags():
     spark = Options("t", "v", "c", runner="Spark", verbose=True)
     given = ("--master", "local[2]", "--conf=a=b=c", "--conf=d=e")
@@ -49,14 +44,6 @@ def test_the_package_is_missing(build, tmp_path, monkeypatch):
     said = refused(build, tmp_path, "--runner=spark")
     assert said.startswith("--runner=spark needs the package pyspark")
     assert "[spark]" in said
-
-
-@pytest.fixture
-def nobody():
-    """The address of a port where nobody listens."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{unused.getsockname()[1]}"
 
 
 def test_a_cluster_that_does_not_answer(monkeypatch, nobody):
