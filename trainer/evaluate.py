@@ -25,7 +25,7 @@ def evaluated(flags: EvaluateFlags) -> dict[int, dict[str, dict[str, float]]]:
 
     with processes.joined(flags.processes):
         for name in annexes.entries("flags.evaluate"):
-            if getattr(flags, name):
+            if getattr(getattr(flags, name, None), name, None):
                 found: dict[int, dict[str, dict[str, float]]] = annexes.get("evaluate", name)(flags)
                 return found
         from trainer.evaluating import whole_splits

@@ -1,8 +1,6 @@
 """One build: checks, plan, job for unfinished shards, report."""
 
 import contextlib
-import json
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -15,14 +13,13 @@ from pipeline.building.options import Options
 from pipeline.excluding import cache_lists, targets
 from pipeline.excluding.lists import Given, given
 from pipeline.runners import parts
-from pipeline.runners.engines import Engine, local
+from pipeline.runners.engines import Engine
 from pipeline.tokenizer import tokenize
-from tasks import vocabulary
+from tasks import annexes, vocabulary
 from tasks.cache import plan_check
 from tasks.cache.manifest import Shard
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.terminal.table import table
 
 
 def build(options: Options, runner: Engine) -> None:
@@ -34,11 +31,17 @@ def build(options: Options, runner: Engine) -> None:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         lists = given(options.exclude, scratch)
-        if options.dry_run:
-            estimate(planned(of, lists, scratch), runner)
+        if dry_run := dry_run_of(options):
+            dry_run(planned(of, lists, scratch), runner)
             return
         with locked(of, runner) as claim:
             run(planned(of, lists, scratch), claim, runner)
+
+
+def dry_run_of(options: Options) -> Callable[[planning.Planned, Engine], None] | None:
+    """Returns what takes the place of the build, if its flag is set: the slot "dry_runs"."""
+    flags = getattr(options, "dry_run", None)
+    return annexes.get("dry_runs", "build") if flags and flags.dry_run else None
 
 
 def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.Planned:
@@ -79,7 +82,7 @@ def run(planned: planning.Planned, claim: parts.Claim, runner: Engine, advise: b
             shards = {key: shard for key, shard in found.items() if shard}
         if _is_waiting(planned, claim, lambda each: shards.keys() >= set(each.shards)):
             return
-        _check_documents(list(shards.values()), options.max_quarantined, folder)
+        check_documents(list(shards.values()), options.max_quarantined, folder)
         _check_rows(job, shards)
         lost = unknown.share(list(shards.values()))
         unknown.check(lost, options.max_unknown, job, planned.of.vocabulary)
@@ -109,9 +112,10 @@ def _is_waiting(
     return bool(missing)
 
 
-def _kept(
+def divided(
     assignments: Sequence[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard]
 ) -> tuple[dict[graph.Assignment, list[Shard]], list[graph.Assignment]]:
+    """Returns the finished assignments with their shards, and those left to do."""
     kept: dict[graph.Assignment, list[Shard]] = {}
     to_do: list[graph.Assignment] = []
     for assignment in assignments:
@@ -132,7 +136,7 @@ def _work(
     keys = [key for each in assignments for key in each.shards]
     surveyed = lifecycle.survey(job.folder, job.plan, keys=keys)
     found = lifecycle.settle(job.folder, job.plan, surveyed)
-    kept, to_do = _kept(assignments, found)
+    kept, to_do = divided(assignments, found)
     if not to_do:
         return 0, found
     if kept:
@@ -160,7 +164,7 @@ def _work(
             counts = graph.run(job, to_do, runner)
     except KeyboardInterrupt:
         if hopeless(monitor):
-            _check_documents(monitor.shards, options.max_quarantined, job.folder)
+            check_documents(monitor.shards, options.max_quarantined, job.folder)
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
@@ -195,7 +199,7 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
         print(f"tokenized {encoded:,} texts{some}; {audit}")
 
 
-def _check_documents(shards: list[Shard], limit: float, folder: str = "") -> None:
+def check_documents(shards: list[Shard], limit: float, folder: str = "") -> None:
     """Raises UserError if more documents are faulty; `folder` has those that were left out."""
     share = bad_share(shards)
     if share > limit:
@@ -233,76 +237,4 @@ def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None
         raise UserError(
             f"empty corpus: {job.corpus.spec} has no document with text in the split {first}"
             + (f"; left out: {left_out}" if left_out else "")
-        )
-
-
-def estimate(planned: planning.Planned, runner: Engine) -> None:
-    """Prints the estimated size, time and cost of a build."""
-    from pipeline.building import estimate
-
-    job, assignments, lists = planned.job, planned.assignments, planned.lists
-    options, loaded = planned.of.options, planned.of.vocabulary
-    existing = lifecycle.check(job.folder, job.plan, options.extend)
-    found: dict[lifecycle.ShardKey, Shard] = {}
-    if existing:
-        surveyed = lifecycle.survey(job.folder, existing, check=False)
-        found = lifecycle.settle(job.folder, existing, surveyed, write=False)
-        if plan_check.excludes_more(existing, job.plan):
-            for key in list(cache_lists.affected(job.folder, existing, job.plan, lists, found)):
-                del found[key]
-    kept, to_do = _kept(parts.share(options.part).of(assignments), found)
-    pieces = [assignment.piece for assignment in to_do]
-    here = runner if runner.is_local else local()
-    copies = cache_lists.copies(job.folder, job.plan, lists)
-    expected = estimate.estimate(job, loaded, pieces, options.workers, here, copies)
-
-    size = sum(assignment.piece.bytes for assignment in assignments)
-    left = sum(piece.bytes for piece in pieces)
-    hours = expected.core_seconds / 3600
-    price = options.price_per_vcpu_hour
-    bill = runner.bill
-    dollars = hours * (bill.dollars if price is None else price) if bill else None
-
-    def check() -> None:
-        _check_documents(expected.shards, options.max_quarantined)
-        unknown.check(unknown.share(expected.shards), options.max_unknown, job, loaded)
-
-    if options.json:
-        with contextlib.redirect_stdout(sys.stderr):
-            check()
-        counts = {
-            split: {name: quantity.value for name, quantity in each.items()}
-            for split, each in expected.counts.items()
-        }
-        local_seconds = expected.seconds if here is runner else None
-        values = {
-            **{"folder": job.folder, "bytes": size, "bytes_left": left, "counts": counts},
-            **{"seconds": local_seconds, "core_seconds": expected.core_seconds},
-            "dollars": dollars,
-        }
-        print(json.dumps(values))
-        return
-    splits = list(job.plan.shards)
-    rows: list[tuple[object, ...]]
-    rows = [("shards", *(f"{count:,}" for count in job.plan.shards.values()))]
-    for name in ("documents", "tokens", "rows"):
-        rows.append((name, *(expected.counts[split][name] for split in splits)))
-    rows.append(("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)))
-    print(table(("", *splits), rows))
-    if job.plan.filters:
-        print(graph.filtering("table")(expected.filtered))
-    check()
-    seconds = (
-        f" in {expected.seconds:.1f} s with --workers={options.workers}" if here is runner else ""
-    )
-    print(
-        f"{job.folder}: {len(job.plan.corpus.get('files', [])):,} files, {size / 1e6:,.1f} MB in "
-        f"{len(assignments):,} pieces, {len(kept):,} of them built; sampled "
-        f"{expected.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB{seconds}"
-    )
-    if bill:
-        print(
-            f"on {bill.service}: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
-            f"{bill.error:.0%}: measured on this machine's cores, "
-            "excluding the time that workers take to start"
         )

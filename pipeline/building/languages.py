@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,19 +42,20 @@ def build(options: Options, runner: Engine) -> None:
     names = _all_languages(options, task, list(corpora))
     with tempfile.TemporaryDirectory() as scratch:
         plans, of_task = _planned(options, task, corpora, scratch)
-        if not options.dry_run and set(names) == set(corpora) and of_task and of_task.some:
+        dry_run = engine.dry_run_of(options)
+        if not dry_run and set(names) == set(corpora) and of_task and of_task.some:
             with _alone(of_task.folder, options):
                 of_task.keep()
         for number, (language, planned) in enumerate(plans.items(), 1):
             which = f"language {language}, {number} of {len(corpora)}: {planned.of.spec}"
-            print(which, file=sys.stderr if options.json else sys.stdout, flush=True)
+            print(which, file=options.notes, flush=True)
             with _of_language(language):
-                if options.dry_run:
-                    engine.estimate(planned, runner)
+                if dry_run:
+                    dry_run(planned, runner)
                     continue
                 with engine.locked(planned.of, runner) as claim:
                     engine.run(planned, claim, runner, advise=False)
-    if options.dry_run:
+    if dry_run:
         return None
     finished = [files.exists(files.join(each.job.folder, MANIFEST)) for each in plans.values()]
     if not all(finished):  # another part will finish them

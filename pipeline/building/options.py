@@ -1,22 +1,24 @@
 """Options of a build, the source of `pipeline.build`'s flags."""
 
 import dataclasses
+import sys
+from typing import ClassVar, TextIO
 
 from pipeline.runners import engines, parts
-from tasks import annexes
 from tasks.cache.manifest import KEEP, QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading import sources
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
-from tasks.terminal.fields import REQUIRED, SHARE, ReadIf, at_least, field, with_texts
+from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
 from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 from tasks.vocabulary import FORMS
 
 
 @dataclasses.dataclass(frozen=True)
-@with_texts(annexes.entries("flags.build"))
 class Options:
     """Options of one build, named like the flags."""
+
+    ANNEXES: ClassVar[str] = "flags.build"
 
     task: str = field(
         REQUIRED,
@@ -133,18 +135,6 @@ class Options:
     extend: bool = field(
         False, "add the corpus's new files to the existing cache, as further shards"
     )
-    dry_run: bool = field(False, "estimate the size, time and cost of the build, and write nothing")
-    json: bool = field(
-        False,
-        "with --dry_run, print the estimate as JSON, a line for each language",
-        read_if=ReadIf(lambda options: options.dry_run, "without --dry_run"),
-    )
-    price_per_vcpu_hour: float | None = field(
-        None,
-        "dollars per vCPU and hour, including memory and disk, for --dry_run and the plan "
-        "of a recipe; the list price if not set",
-        rule=at_least(0),
-    )
     part: str | None = parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field(
@@ -163,3 +153,9 @@ class Options:
     )
     verbose: bool = field(False, "show the runner's log")
     runner_flags: tuple[str, ...] = field((), "the runner's", rest=engines.refuse_unknown)
+
+    @property
+    def notes(self) -> TextIO:
+        """Where notes are printed: beside a dry run's JSON, the standard error."""
+        flags = getattr(self, "dry_run", None)
+        return sys.stderr if flags and flags.json else sys.stdout

@@ -1,7 +1,6 @@
 """Plans builds: task, corpus, exclude lists, and the shards of each piece."""
 
 import dataclasses
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -101,7 +100,7 @@ def listed(of: Checked) -> Listed:
         of.spec, options.shard_bytes, options.max_document_bytes, earlier, **how
     )
     for note in corpus.notes:
-        print(note, file=sys.stderr if options.json else sys.stdout)
+        print(note, file=options.notes)
     if existing and existing.corpus.get("files") == corpus.record.get("files"):
         # A plan keeps its own record of omitted files; no byte of the cache depends on it.
         corpus.record.pop("left_out", None)
@@ -114,7 +113,8 @@ def planned(each: Listed, lists: Sequence[Given]) -> Planned:
     """Returns the plan; `lists` is what `targets.fitted` returned for this corpus."""
     of, options, corpus = each.of, each.of.options, each.corpus
     task = of.task
-    given = getattr(options, "filter", ())  # of an annex
+    flags = getattr(options, "filters", None)  # of an annex
+    given = flags.filter if flags else ()
     filters = given and graph.filtering("resolve")(given, options.task_module, of.spec.unit)
     assignments = assign(corpus.pieces)
     exclude = cache_lists.records(each.existing, lists, options.max_document_bytes, of.folder)

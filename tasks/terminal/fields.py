@@ -108,21 +108,6 @@ def require(holds: bool, field: str, value: object, rule: str) -> None:
         raise Rejected(field, value, rule)
 
 
-def with_texts(named: Mapping[str, str]) -> Callable[[_Kind], _Kind]:
-    """Decorates a class that becomes a dataclass: it has further fields, name -> words.
-
-    They are tuples of texts, whose flags may be repeated.
-    """
-
-    def extended(kind: _Kind) -> _Kind:
-        for name, words in named.items():
-            kind.__annotations__[name] = tuple[str, ...]
-            setattr(kind, name, field((), words, repeated=True))
-        return kind
-
-    return extended
-
-
 def check(config: Any) -> None:
     """Checks every field of a dataclass against its own rule, choices and `read_if`.
 

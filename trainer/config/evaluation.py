@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 from tasks import annexes
 from tasks.metrics.metric import METRICS, values_of
@@ -18,7 +18,6 @@ from tasks.terminal.fields import (
     field,
     one_of,
     require,
-    with_texts,
 )
 from trainer.config import averages
 from trainer.config.data import ON_CACHES
@@ -183,9 +182,10 @@ class PlateauConfig(Checked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-@with_texts(annexes.entries("flags.evaluate"))
 class EvaluateFlags:
     """Flags of trainer.evaluate."""
+
+    ANNEXES: ClassVar[str] = "flags.evaluate"
 
     model_dir: str = field(REQUIRED, "folder of the run, local or remote", bare=True)
     steps: str = field(

@@ -21,11 +21,11 @@ def english(tmp_path_factory):
 
 
 def run(tmp_path, english, texts, *more, task="lm"):
-    dry_run(tmp_path, english, texts, *more, task=task)
+    build_texts(tmp_path, english, texts, *more, task=task)
     return CacheManifest.load(f"{tmp_path}/cache/mine_{task}")
 
 
-def dry_run(tmp_path, english, texts, *more, task="lm"):
+def build_texts(tmp_path, english, texts, *more, task="lm"):
     path = tmp_path / "a.jsonl"
     tmp_path.mkdir(exist_ok=True)
     rows = [{"text": text} if isinstance(text, str) else text for text in texts]
@@ -54,29 +54,13 @@ def test_a_few_unknown_tokens_are_counted_and_named(tmp_path, english, capsys):
     assert "cannot spell '{', '}', 'Q', line ends, which become spaces" in out
 
 
-@pytest.mark.parametrize("flag", ["--dry_run", "--workers=1"])
-def test_a_large_share_is_refused(tmp_path, english, flag):
+def test_a_large_share_is_refused(tmp_path, english):
     texts = ["красный дом стоит у ворот"] * 9
     with pytest.raises(UserError, match=r"100.0% of the texts hold .* spell 'о', .*max_"):
-        run(tmp_path, english, texts, flag)
+        run(tmp_path, english, texts)
     assert not (tmp_path / "cache" / "mine_lm" / "COMPLETED").exists()
     run(tmp_path, english, texts, "--max_unknown=1")
     assert (tmp_path / "cache" / "mine_lm" / "COMPLETED").exists()
-
-
-@pytest.mark.parametrize("flags", [("--dry_run",), ("--dry_run", "--json")])
-def test_a_dry_run_says_it_in_both_forms(tmp_path, english, flags, capfd):
-    texts = [*TEXTS, "{a} {b} " * 30]
-    with pytest.raises(UserError, match=r"cannot spell '{', '}'"):
-        dry_run(tmp_path, english, texts, "--max_unknown=0.01", *flags)
-    with pytest.raises(UserError, match=r"faulty \(\d+ null\)"):
-        dry_run(tmp_path, english, [*TEXTS, *[{"text": None}] * 40], *flags)
-    capfd.readouterr()
-    dry_run(tmp_path, english, texts, *flags)
-    out, err = capfd.readouterr()
-    assert "of the text's tokens are unknown" in (err if "--json" in flags else out)
-    if "--json" in flags:
-        assert json.loads(out)["counts"]
 
 
 def test_both_sides_of_pairs_count(tmp_path, english):

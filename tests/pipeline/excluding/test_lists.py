@@ -5,7 +5,6 @@ import itertools
 import json
 import pathlib
 import random
-import re
 import shutil
 from collections import Counter
 from types import SimpleNamespace
@@ -256,22 +255,6 @@ def test_a_new_build_killed_before_its_plan_resumes(
     assert not (cache / "plan.json").exists()
     build(tmp_path, SMALL, f"--exclude={listed}")
     assert checksums(cache) == checksums(without)
-
-
-def test_a_dry_run_counts_without_listed_documents(whole, listed, build, tmp_path, capsys):
-    cache = copied(whole, tmp_path)
-    build(tmp_path, SMALL, "--dry_run", f"--exclude={listed}")
-    shown = capsys.readouterr().out
-    (line,) = (each for each in shown.splitlines() if "documents" in each)
-    kept = set(ids(whole)) - set(listed.read_text().split("\n"))
-    assert sum(int(each.replace(",", "")) for each in line.split()[1:]) == len(kept)
-    assert (cache / "COMPLETED").exists()
-    assert not list(cache.glob("exclude-*"))
-    pieces, built = map(int, re.search(r"(\d+) pieces, (\d+) of them built", shown).groups())
-    before = {path: path.stat().st_ino for path in cache.glob("train.tfrecord-*")}
-    build(tmp_path, SMALL, f"--exclude={listed}")
-    written = [path for path, inode in before.items() if path.stat().st_ino != inode]
-    assert 0 < len(written) == pieces - built
 
 
 def test_further_files_and_further_lists_are_not_added_at_once(build, tmp_path, documents):

@@ -169,14 +169,6 @@ def test_the_others_pieces_count_as_unseen(part, monkeypatch):
     assert seen == [pytest.approx(0.5, abs=0.1)]
 
 
-def test_a_dry_run_of_a_part(build, tmp_path, capsys):
-    def to_do(*flags):
-        build(tmp_path, PIECES, "--dry_run", *flags)
-        return float(capsys.readouterr().out.partition("to do: ")[2].split()[0])
-
-    assert to_do("--part=1/4") == pytest.approx(to_do() / 4, rel=0.2)
-
-
 def test_faulty_documents_are_counted_over_all_parts(build, tmp_path):
     rows = ['{"text": "good"}'] * 400 + ['{"text": ["no text"]}'] * 60
     (tmp_path / "bad.jsonl").write_text("\n".join(rows))

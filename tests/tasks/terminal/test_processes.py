@@ -29,11 +29,16 @@ def corpus(tmp_path):
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 
 
+DRY_RUNS = "dry_run" in annexes.entries("flags.build")
 CUT = annexes.entries("commands.vocabularies").get("vocab trim")
 
 
 @pytest.fixture(
-    params=["workers of a dry run", *["workers of a cut"] * bool(CUT), "SentencePiece's trainer"]
+    params=[
+        *["workers of a dry run"] * DRY_RUNS,
+        *["workers of a cut"] * bool(CUT),
+        "SentencePiece's trainer",
+    ]
 )
 def parent(request, corpus, tmp_path):
     """Returns a command that has just started its children, and that runs in a session."""

@@ -26,7 +26,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
     The answers are written to MODEL_DIR/suite/STEP.jsonl. Raises UserError for an empty suite, for
     flags that belong to splits, and for what `trained_run` and `Suite` refuse.
     """
-    suite = ",".join(flags.suite)  # type: ignore[attr-defined]
+    suite = ",".join(flags.suite.suite)  # type: ignore[attr-defined]
     if not suite:
         raise UserError("--suite is empty: name sets, such as english,FILE.jsonl")
     for name in _OF_SPLITS:

@@ -21,3 +21,14 @@ class SuiteConfig(Checked):
     @property
     def on(self) -> bool:
         return bool(self.sets)
+
+
+@dataclass(frozen=True)
+class SuiteFlags:
+    """A suite instead of a split."""
+
+    suite: tuple[str, ...] = field(
+        (),
+        "questions to answer, such as english,FILE.jsonl, instead of a split (docs/evaluating.md)",
+        repeated=True,
+    )

@@ -30,6 +30,7 @@ from pipeline.building.options import Options
 from pipeline.building.planning import assign
 from pipeline.runners import engines, failures
 from pipeline.tokenizer import tokenize
+from tasks import annexes
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
 from tasks.reading.corpus import FilePart, SourceFile
@@ -392,6 +393,7 @@ def test_threads_of_a_worker_share_no_buffers(cache, checksums, tmp_path, corpus
     assert all(expected[name] == sha256 for name, sha256 in checksums(tmp_path).items())
 
 
+@pytest.mark.skipif(not annexes.entries("dry_runs"), reason="no dry runs")
 def test_the_bill_of_a_dry_run(build, tmp_path, capsys):
     flags = ["--dry_run", "--runner=DataflowRunner", "--project=none", "--region=us-central1"]
     build(tmp_path, *flags)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pipeline.building import estimate
+from pipeline.annexes.dry_runs import estimate
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless

@@ -1,0 +1,1 @@
+"""Dry runs: the size, time and price of a build, estimated from a sample."""
