@@ -167,7 +167,7 @@ def test_the_core_names_no_command_of_an_annex():
     for path in modules():
         module = path.relative_to(ROOT).parts
         if module[0] != "experiments" and "annexes" not in module[1:2]:
-            found = re.search(rf"\bpalimpsest ({commands})\b", path.read_text())
+            found = re.search(rf"\bpalimpsest ({commands or '(?!)'})\b", path.read_text())
             assert not found, f"{path}: {found[0]}"
 
 
