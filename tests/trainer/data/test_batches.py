@@ -160,17 +160,6 @@ def test_a_run_from_before_versions_is_refused(tmp_path):
         load_config(str(tmp_path))
 
 
-def test_windows_run_over_the_borders_of_shards(text_cache):
-    run = run_of(text_cache, *BATCH, lengths=OWN)
-    manifest = run.data.tasks[0].manifest
-    tokens = [shard.tokens for shard in manifest.splits["train"]]
-    windows = run.data.sources[0].maker.windows
-    assert len(windows) == sum(tokens) // windows.window_tokens
-    rows = sum(each.batches for each in run.data.evaluation("validation", 1))
-    held = [shard.tokens for shard in manifest.splits["validation"]]
-    assert rows == -(-sum(held) // windows.window_tokens)
-
-
 def test_tokens_that_no_epoch_reads_are_counted_at_the_start(text_cache):
     # How many tokens are left over depends on the corpus, which is the running Python's.
     warned = set()

@@ -1,21 +1,12 @@
-"""Random models of transformers in folders.
-
-python -m tests.trainer.huggingface.random_shapes     # compares their logits with ours
-"""
+"""Random models of transformers in folders."""
 
 import json
-import pathlib
-import tempfile
 
-import numpy as np
-
-from tasks.vocabulary import SpecialIds
 from tests.support.cases import entries
 from tests.trainer.huggingface.conftest import random_batch
 from tests.trainer.huggingface.sizes import LLAMA3, THEIR_DECODER, THEIR_T5, YARN
-from trainer.huggingface import configs, load, model_config, names, parity, weights
+from trainer.huggingface import load, model_config, names, parity
 from trainer.huggingface.kinds import KINDS
-from trainer.model.paths import named
 
 # Name -> (transformers' class without its ending, fields). Rows have up to 40 tokens, so windows
 # and caps change the logits.
@@ -79,31 +70,3 @@ class Theirs:
 
     def model(self):
         return parity.their_model(str(self.folder), self.written)
-
-
-def table(folder):
-    """Yields a row of Markdown for each shape: its parameters, and differences of logits.
-
-    First the folder is read here and by transformers, then its export.
-    """
-    yield "| shape | parameters | theirs here | ours there | largest logit |"
-    yield "|---|---:|---:|---:|---:|"
-    for name in SHAPES:
-        made, again = Theirs(name, folder / name), folder / f"{name}, exported"
-        ours = parity.our_logits(made.config, made.params)
-        theirs = parity.their_logits(made.model())
-        written = configs.to_config(made.config, 64, special=SpecialIds(pad=made.pad))
-        again.mkdir()
-        (again / "config.json").write_text(json.dumps(written))
-        weights.write(str(again), made.tensors(made.params), 10**9)
-        back = parity.their_logits(parity.their_model(str(again), written))
-        both = [parity.compare(ours, each, [made.batch]).difference for each in (theirs, back)]
-        total = sum(each.size for each in named(made.params).values())
-        largest = np.abs(theirs(made.batch)[0]).max()
-        yield f"| {name} | {total:,} | {both[0]:.1e} | {both[1]:.1e} | {largest:.1f} |"
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        for line in table(pathlib.Path(temporary)):
-            print(line, flush=True)

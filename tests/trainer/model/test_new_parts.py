@@ -83,12 +83,9 @@ def test_a_task_module_registers_them(tmp_path, monkeypatch):
     sys.modules.pop("my_mixer")
 
 
-@pytest.mark.parametrize(("slot", "name"), OTHERS.items())
-def test_each_fits_a_model_by_itself(slot, name):
-    assert parameter_facts(model_spec(tiny_config("lm", **{slot: name})))
-
-
-def test_their_options_are_checked():
+def test_each_fits_a_model_by_itself_and_checks_its_options():
+    for slot, name in OTHERS.items():
+        assert parameter_facts(model_spec(tiny_config("lm", **{slot: name})))
     with pytest.raises(ValueError, match="a part whose width is above 0"):
         tiny_config("lm", feed_forward="sines:width=0")
 
