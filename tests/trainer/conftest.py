@@ -1,5 +1,6 @@
 """A small real cache, made once by the real commands, for the tests of the trainer."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -113,6 +114,14 @@ def many_shards(text_cache, tmp_path_factory):
             begin = generator.randrange(len(words) - 40)
             file.write(" ".join(words[begin : begin + generator.randrange(5, 40)]) + "\n")
     return path
+
+
+@pytest.fixture(scope="session")
+def theirs(tmp_path_factory):
+    """Returns a function that makes each random model of transformers once."""
+    from tests.trainer.huggingface.random_shapes import Theirs
+
+    return functools.cache(lambda name: Theirs(name, tmp_path_factory.mktemp("shapes") / "model"))
 
 
 def shard_bytes_of(corpus):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from functools import cache
 
 import jax
 import numpy as np
@@ -14,7 +13,7 @@ from tasks.vocabulary import SpecialIds
 from tests.support.cases import entries, rows
 from tests.support.parameters import slow_unless
 from tests.support.totals import parameter_total
-from tests.trainer.huggingface.random_shapes import ARCHITECTURES, SHAPES, Theirs
+from tests.trainer.huggingface.random_shapes import ARCHITECTURES, SHAPES
 from trainer.config import LossConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
@@ -36,12 +35,6 @@ FEW = [*rows("FEW_SHAPES")]
 GENERATING = [
     name for name, (kind, _) in SHAPES.items() if "MaskedLM" not in ARCHITECTURES.get(kind, "")
 ]
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    """Returns a function that makes each model once."""
-    return cache(lambda name: Theirs(name, tmp_path_factory.mktemp("shapes") / "model"))
 
 
 def assert_parity(ours, theirs, batch):

@@ -7,22 +7,10 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.cases import rows
-from tests.trainer.huggingface.random_shapes import SHAPES, Theirs
+from tests.trainer.huggingface.random_shapes import SHAPES
 from trainer.huggingface import load, model_config, parity
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    made = {}
-
-    def get(name):
-        if name not in made:
-            made[name] = Theirs(name, tmp_path_factory.mktemp("theirs"))
-        return made[name]
-
-    return get
 
 
 def rewritten(made, tmp_path, changes):

@@ -1,22 +1,14 @@
 """Folders of RoBERTa and ModernBERT."""
 
-from functools import cache
-
 import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import SpecialIds
 from tests.trainer.annexes.encoders.cases import CONFIGS_ON_THE_HUB, ENCODERS_LACK
-from tests.trainer.huggingface.random_shapes import Theirs
 from trainer.huggingface import configs, names, weights
 from trainer.huggingface.config_json import from_config
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    return cache(lambda name: Theirs(name, tmp_path_factory.mktemp("shapes") / "model"))
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), [*ENCODERS_LACK])

@@ -1,19 +1,11 @@
 """Folders of Switch Transformers."""
 
-from functools import cache
-
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.trainer.huggingface.random_shapes import Theirs
 from trainer.huggingface.config_json import from_config
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
-    return cache(lambda name: Theirs(name, tmp_path_factory.mktemp("shapes") / "model"))
 
 
 def test_layers_with_experts_that_are_not_every_nth_are_refused(theirs):
