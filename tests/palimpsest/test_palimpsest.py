@@ -55,7 +55,8 @@ def test_the_list_fits_a_screen():
 
 def test_words_name_a_command():
     assert named(["vocab", "train", "--corpus=a"]) == ("vocab train", ["--corpus=a"])
-    assert named(["write-pairs", "--a=1"]) == ("write_pairs", ["--a=1"])
+    for name in COMMANDS:
+        assert named([*name.replace("_", "-").split(), "--a=1"]) == (name, ["--a=1"])
     assert named(["verify", "a cache"]) == ("verify", ["a cache"])
     assert named(["--help"]) == ("", ["--help"])
 
@@ -122,7 +123,7 @@ def test_candidates():
         "bfloat16 ", "float32 "]  # fmt: skip
     assert completion.candidates("zsh", "palimpsest build --cache-d") == ["--cache_dir="]
     assert completion.candidates("zsh", "palimpsest vo") == ["vocab "]
-    assert completion.candidates("zsh", "palimpsest write-pairs --he") == ["--help "]
+    assert completion.candidates("zsh", "palimpsest verify --he") == ["--help "]
     assert completion.candidates("bash", "palimpsest build --ver") == ["--verbose "]
 
 

@@ -73,7 +73,7 @@ class RunFlags:
         "published recipe of optimizer, schedule and loss, which other flags override: "
         f"{', '.join(OPTIMIZER_PRESETS)}",
         metavar="NAME",
-        often="recipe, such as nanot5 or t5x_finetune (--help=all)",
+        often="recipe, such as t5x_finetune (--help=all)",
     )
     print_config: str | None = field(
         None,

@@ -1,9 +1,10 @@
 """The report on a run that answered a suite."""
 
 from tasks.annexes.questions import scores
-from tests.support.runs import trained
+from tests.support.runs import config_of, trained
 from tests.trainer.annexes.suites.test_suite import ROOT
 from tests.trainer.annexes.suites.test_suite import questions as questions
+from trainer import training
 from trainer.annexes.reports import curves, report
 from trainer.reporting import history
 
@@ -22,3 +23,8 @@ def test_the_report_shows_every_question(text_cache, questions, tmp_path):
                 if each.title == "Right answers"]  # fmt: skip
     assert {each.label for each in chart.series} >= {"mine", "agreement"}
     assert chart.series[0].x["steps"] == [2, 4]
+
+
+def test_a_finished_run_names_the_report_first():
+    text = training._next(config_of("--model_dir=my runs/1"))
+    assert text.startswith("next: palimpsest report 'my runs/1'\n")
