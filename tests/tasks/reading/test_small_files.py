@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.building import estimate
 from tasks.reading import sources, splits
 from tasks.reading.corpus import TRAIN, SourceFile
 from tasks.terminal.command_line import UserError
@@ -125,19 +124,6 @@ def test_the_place_of_a_document_names_its_file(tmp_path):
     assert {row["id"]: row["place"] for row in rows} == {
         f"{number}-{n}": f"{number}.parquet:{n}" for number in range(3) for n in range(3)
     }
-
-
-@pytest.mark.parametrize("size", [100, 1000, 5000, 20_000])
-def test_slices_of_joined_pieces_are_alike(folder, size):
-    corpus = resolve(f"text:{folder}/*?validation=0")
-    (first, *_) = corpus.pieces
-    count = estimate._slices(first, size)
-    slices = [estimate._slice(first, size, number) for number in range(count)]
-    assert all(each.parts for each in slices)
-    covered = {(part.file.name, part.start) for each in slices for part in each.parts}
-    assert len({name for name, _ in covered}) == len(first.parts)
-    sizes = [each.bytes for each in slices]
-    assert sum(sizes) / count == pytest.approx(first.bytes / count, rel=1.5)
 
 
 def test_files_of_an_extended_cache_are_told_apart_in_little_time():

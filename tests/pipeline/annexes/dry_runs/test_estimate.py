@@ -7,8 +7,10 @@ import pytest
 
 from pipeline.annexes.dry_runs import estimate
 from tasks.cache.manifest import CacheManifest
+from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
+from tests.tasks.reading.test_small_files import folder as folder
 
 TASK = "python_docs_span_corruption"
 
@@ -89,3 +91,16 @@ def test_json_is_all_of_standard_output(build, tmp_path, capsys):
     assert json.loads(printed.out)["counts"]
     assert "every line is a document" in printed.err
     assert "skipped 1 line of white space alone" in printed.err
+
+
+@pytest.mark.parametrize("size", [100, 1000, 5000, 20_000])
+def test_slices_of_joined_pieces_are_alike(folder, size):
+    corpus = sources.resolve(sources.parse(f"text:{folder}/*?validation=0"))
+    (first, *_) = corpus.pieces
+    count = estimate._slices(first, size)
+    slices = [estimate._slice(first, size, number) for number in range(count)]
+    assert all(each.parts for each in slices)
+    covered = {(part.file.name, part.start) for each in slices for part in each.parts}
+    assert len({name for name, _ in covered}) == len(first.parts)
+    sizes = [each.bytes for each in slices]
+    assert sum(sizes) / count == pytest.approx(first.bytes / count, rel=1.5)
