@@ -395,7 +395,8 @@ class Trial:
         is_first = what == "built" and self.is_large
         left = self.flags.kills if is_first else self.random.choice((1, 1, 2, 3))
         while left > 0:
-            kills = draw_kills(self.random, plain, min(left, 8))
+            share = plain._replace(events=plain.events // max(self._parts, 1))
+            kills = draw_kills(self.random, share, min(left, 8))
             builds = [self.build("b", *more, *part, exclude=exclude) for part in self._shares()]
             killed = self.random.choice(builds)
             said = collections.Counter[str]()

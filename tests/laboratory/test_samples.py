@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize(
     ("what", "count", "more"),
-    [("builds", 4, ()), ("runs", 1, ()), ("tokenizers", 8, ("--texts=5000",))],
+    [("builds", 6, ()), ("runs", 1, ()), ("tokenizers", 8, ("--texts=5000",))],
 )
 def test_a_small_sample_is_equal(what, count, more, tmp_path):
     code, _, output = sample(tmp_path, what, f"--count={count}", *more)

@@ -68,33 +68,6 @@ def test_stages_run_once_and_their_lock_says_what_they_made(small):
     assert lock.read_bytes() == before
 
 
-def test_a_changed_key_asks_before_anything_is_removed(small):
-    assert ran(small).returncode == 0
-    lock = small.with_suffix(".lock")
-    before = lock.read_bytes()
-    small.write_text(small.read_text().replace("row_tokens = 64", "row_tokens = 32"))
-    refused = ran(small)
-    words = ("cache.mine changed: row_tokens was 64, is 32", "--redo")
-    assert_one_line(refused.returncode, refused.stderr.splitlines()[-1], *words)
-    assert lock.read_bytes() == before
-    done = ran(small, "--redo")
-    assert done.returncode == 0, done.stderr
-    assert "vocabulary: finished before" in done.stdout
-    (made,) = json.loads(lock.read_text())["stages"]["cache.mine"]["made"].values()
-    assert (
-        made["rows"]
-        > json.loads(before)["stages"]["cache.mine"]["made"]["mine_span_corruption"]["rows"]
-    )
-    # The stage that a removed one is made from counts as well.
-    small.write_text(small.read_text().replace("vocab_size = 120", "vocab_size = 110"))
-    refused = ran(small)
-    assert "vocabulary (" in refused.stderr
-    assert "cache.mine (" in refused.stderr
-    # Harmless flags go on.
-    small.write_text(small.read_text().replace("vocab_size = 110", "vocab_size = 120\nworkers = 2"))
-    assert ran(small).returncode == 0
-
-
 @pytest.mark.slow
 def test_a_longer_run_goes_on_and_what_follows_is_made_again(small):
     text = small.read_text() + (

@@ -122,6 +122,9 @@ def test_all_stages_are_finished_and_an_export_for_t5x_is_one(here, capsys):
     assert run("it.toml") == 0
     assert capsys.readouterr().out.count("finished before") == (6 if T5X else 5)
     assert (here / "it.lock").read_bytes() == lock
+    text = (here / "it.toml").read_text()
+    (here / "it.toml").write_text(text.replace("= 120", "= 120\nworkers = 2"))  # harmless
+    assert set(states().values()) == {records.FINISHED}
     assert not T5X or "checkpoint_6" in json.loads(lock)["stages"]["export.t5x"]["made"]
 
 
