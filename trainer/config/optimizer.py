@@ -30,8 +30,8 @@ _COMMON = {
     "minimum_parameter_scale": 1e-3,
     "maximum_parameter_scale": math.inf,
 }
-_OTHERS = {**_COMMON, "independent_weight_decay": False}
-_ADAM = {**_OTHERS, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "scale_epsilon": False}
+OTHERS = {**_COMMON, "independent_weight_decay": False}
+_ADAM = {**OTHERS, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "scale_epsilon": False}
 _OPTAX = {"multiply_by_parameter_scale": False}
 
 
@@ -56,12 +56,10 @@ class Optimizer:
     averages_updates: bool = False
 
 
-# One entry per optimizer; external code may add its own.
 # Sources of the defaults: T5X for adafactor (`adafactor.py`; learning rate and schedule:
 # `configs/runs/pretrain.gin`), optax 0.2.8 for adamw and lion, nanoT5's
-# `copied_utils.AdamWScale` for adamw_rms, Liu et al. 2025 (arXiv:2502.16982) for muon's momentum
-# and Adam's betas, and measurements for its parameter scale (dev/LOG.md, 2026-11-21).
-OPTIMIZERS: dict[str, Optimizer] = {
+# `copied_utils.AdamWScale` for adamw_rms.
+_OURS = {
     "adafactor": Optimizer(
         "trainer.optim.adafactor:direction",
         {
@@ -85,14 +83,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_rms": Optimizer("trainer.optim.adam:direction", _ADAM),
     "lion": Optimizer(
         "trainer.optim.lion:direction",
-        {**_OTHERS, **_OPTAX, "beta1": 0.9, "beta2": 0.99, "weight_decay": 1e-3},
-    ),
-    "muon": Optimizer(
-        "trainer.optim.muon:direction",
-        {**_OTHERS, "momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8},
-        rate_exponent="trainer.optim.muon:rate_exponent",
+        {**OTHERS, **_OPTAX, "beta1": 0.9, "beta2": 0.99, "weight_decay": 1e-3},
     ),
 }
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizers", _OURS)
+# Fields that some optimizers read; those of other modules have no field of their own but momentum.
+_OF_OPTIMIZERS = {"momentum", *(name for each in _OURS.values() for name in each.defaults)}
 
 # The default of a field that must be set.
 REQUIRED = object()
@@ -240,14 +236,13 @@ class OptimizerConfig:
     )
     beta1: float | None = field(
         None,
-        "decay of Adam's first moment, in [0, 1); muon: for tensors trained by Adam; lion: first "
-        "interpolation; adafactor: momentum of the update, 0 for none",
+        "decay of Adam's first moment, in [0, 1); lion: first interpolation; adafactor: momentum "
+        "of the update, 0 for none",
         rule=BELOW_ONE,
     )
     beta2: float | None = field(
         None,
-        "decay of Adam's second moment, in [0, 1); muon: for tensors trained by Adam; lion: second "
-        "interpolation",
+        "decay of Adam's second moment, in [0, 1); lion: second interpolation",
         rule=BELOW_ONE,
     )
     epsilon: float | None = field(
@@ -264,7 +259,7 @@ class OptimizerConfig:
             whole=True,
         ),
     )
-    momentum: float | None = field(None, "muon's momentum, in [0, 1)", rule=BELOW_ONE)
+    momentum: float | None = field(None, "momentum, in [0, 1)", rule=BELOW_ONE)
     decay_rate: float | None = field(
         None,
         "adafactor: exponent of the decay of second moments, 1 - step ** -decay_rate; above 0",
@@ -310,10 +305,9 @@ class OptimizerConfig:
         found: dict[str, str] = {}
         if not set(self.factors) <= SCHEDULE_FACTORS.keys():
             return found  # refused elsewhere
-        optimizers = [each.defaults for each in OPTIMIZERS.values()]
         used = [SCHEDULE_FACTORS[name] for name in self.factors]
         for tables, read, reader in (
-            (optimizers, [OPTIMIZERS[self.name].defaults], f"optimizer {self.name!r}"),
+            ([_OF_OPTIMIZERS], [OPTIMIZERS[self.name].defaults], f"optimizer {self.name!r}"),
             (SCHEDULE_FACTORS.values(), used, f"schedule {' * '.join(self.factors)!r}"),
         ):
             reads = set().union(*read)

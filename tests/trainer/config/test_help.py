@@ -61,7 +61,7 @@ def test_help_of_a_group_shows_that_group_alone(capsys):
     assert text.startswith("optimizer:\n  The optimizer and its learning-rate schedule\n")
     for path in PATHS:
         assert (f"--{path}=" in text) == path.startswith("optimizer.")
-    assert "{adafactor,adamw,adamw_rms,lion,muon}" in text
+    assert "{adafactor,adamw,adamw_rms,lion" in text
     run = shown(capsys, "--help=run")
     assert "--train_steps=N" in run
     assert "--optimizer." not in run

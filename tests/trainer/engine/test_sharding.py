@@ -256,8 +256,12 @@ def test_microbatches_move_no_rows(meshes):
         assert moved not in meshes["microbatches"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lion"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lion"])
 def test_optimizer_states_are_placed_like_parameters(optimizer):
+    assert_placed(optimizer)
+
+
+def assert_placed(optimizer):
     state = program_of(
         f"--optimizer.name={optimizer}", "--optimizer.learning_rate=1e-3"
     ).abstract_state()

@@ -175,10 +175,10 @@ def _model_of(
     flag = f"{FLAG}={source.path}"
     if checkpoint.run is not None:
         _refuse_given(flag, given, "the checkpoint describes its model")
-        config = stored_config(checkpoint.run["config"], source.path)
-        positions = features.longest_row(config)
-        own = _unscanned(config.model)
-        return Model(own, config.preset, positions or own.max_positions)
+        trained = stored_config(checkpoint.run["config"], source.path)
+        positions = features.longest_row(trained)
+        own = _unscanned(trained.model)
+        return Model(own, trained.preset, positions or own.max_positions)
     record = recorded(source.path)
     if record and not given.flags:
         config = stored_model(record["model"], source.path)
