@@ -291,10 +291,10 @@ class ModelConfig:
     attention: str = field(
         AUTO,
         "implementation of attention: products written out, the fastest on a CPU (einsum), "
-        "jax.nn.dot_product_attention (dot_product), cuDNN's fused kernel for NVIDIA GPUs and "
-        "bfloat16 (cudnn), or kernels of the project; dot_product and cudnn cannot drop weights; "
-        "auto: the project's kernels where they compute the model and are expected to be faster, "
-        "as in bfloat16 on a TPU or NVIDIA GPU, or else einsum",
+        "jax.nn.dot_product_attention (dot_product), or cuDNN's fused kernel for NVIDIA GPUs and "
+        "bfloat16 (cudnn), neither of which drops weights; others are kernels for accelerators; "
+        "auto: such kernels where they compute the model and are expected to be faster, or else "
+        "einsum",
         choices=(AUTO, *CORES),
         changes="rounding",
     )
