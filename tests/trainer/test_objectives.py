@@ -112,10 +112,6 @@ def test_a_model_refuses_objectives_that_it_cannot_take(text_cache, monkeypatch)
     monkeypatch.setitem(LENGTHS, True, (513, 513))
     with pytest.raises(UserError, match=r"--model\.max_positions=513"):
         run_of("python_docs_masked_lm", text_cache)
-    run = runs.run_of(text_cache, "--model.token_dropping=32", lengths=(64, 20))
-    assert run.config.model.token_dropping == 32
-    with pytest.raises(UserError, match="token_dropping=33 has no effect on rows of 64 inputs"):
-        runs.run_of(text_cache, "--model.token_dropping=33", lengths=(64, 20))
 
 
 def test_a_mode_that_the_vocabulary_lacks_is_refused(text_cache, monkeypatch):

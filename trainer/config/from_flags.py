@@ -18,7 +18,7 @@ from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.config.run import BRANCH, CONFIG_FILE, Config, load_config, stored_model
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
-from trainer.model.parts import SLOTS
+from trainer.model.parts import SLOTS, STACK_PARTS
 
 # The origin of fields that the user has set.
 _TYPED = "command line"
@@ -41,7 +41,7 @@ def _presets() -> str:
 def _parts() -> str:
     """Returns the parts that model fields can name, with their options, defaults and help."""
     lines = []
-    for slot, known in SLOTS.items():
+    for slot, known in {**SLOTS, STACK_PARTS.field: STACK_PARTS}.items():
         lines.append(f"--model.{slot}=NAME or NAME:OPTION=VALUE,OPTION=VALUE")
         for name, part in known.items():
             lines.append(f"  {name}")

@@ -123,7 +123,8 @@ def _explicit(config: ModelConfig) -> ModelConfig:
             changed["attention_scale"] = start.attention_scale(config.head_dim)
         else:
             del changed["zero_init"]
-        if not config.mixer_facts.groups or config.part("head_scaling").name != "none":
+        alike = all(facts.alike for facts in config.stack_facts.values())
+        if not config.mixer_facts.groups or not alike:
             del changed["num_kv_heads"]
         if logits_are_tied(config) and config.logits_scale is None:
             changed["logits_scale"] = start.tied_logits_multiplier(config.emb_dim)

@@ -135,21 +135,18 @@ class WindowFacts:
 
 
 @dataclass(frozen=True)
-class HeadFacts:
-    """Flag: all layers of a stack have the same heads."""
-
-    alike: bool = True
-
-
-@dataclass(frozen=True)
 class StackPartFacts:
-    """Facts about a part of whole stacks, enabled by a field of `ModelConfig` above 0.
+    """Facts about a part of whole stacks.
 
-    With `lengthens` it adds that many positions to an encoder's rows, which cannot be packed.
-    `reads_weights`: it reads attention weights, which kernels do not write. `idle` maps
-    configuration and row length to the reason why the part has no effect, or None.
+    Attributes:
+      lengthens: maps options to the positions that it adds to an encoder's rows, which then cannot
+        be packed.
+      reads_weights: it reads attention weights, which kernels do not write.
+      alike: it leaves all layers of a stack alike.
+      idle: maps configuration, options and row length to the reason why it has no effect, or None.
     """
 
-    lengthens: bool = False
+    lengthens: Callable[[Any], int] = lambda options: 0
     reads_weights: bool = False
-    idle: Callable[[Any, int], str | None] | None = None
+    alike: bool = True
+    idle: Callable[[Any, Any, int], str | None] = lambda config, options, length: None

@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.terminal.fields import REQUIRED, ReadIf, field, one_of, require
 from trainer.model.attention_cores import CORES, EINSUM, Request, select
-from trainer.model.capabilities import ENCODER, FamilyFacts, MixerFacts
+from trainer.model.capabilities import ENCODER, FamilyFacts, MixerFacts, StackPartFacts
 from trainer.model.config_checks import SIZES, check
 from trainer.model.device import AUTO, SOFTMAX_DTYPES, Device
 from trainer.model.parts import (
@@ -19,7 +19,7 @@ from trainer.model.parts import (
     STACK_PARTS,
     WEIGHT_NAMES,
 )
-from trainer.model.slots import Choice, Slot
+from trainer.model.slots import Choice, Slot, several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +116,6 @@ class ModelConfig:
         None,
         "number of heads of keys and values, each shared by num_heads / num_kv_heads query "
         "heads: grouped-query attention, or multi-query if 1; None means num_heads",
-    )
-    memory_tokens: int = field(
-        0,
-        "number of learned vectors before the encoder's input, visible to all its tokens and to "
-        "the decoder; needs a family with both stacks, and no packing",
     )
     query_key_norm: bool = field(
         False, "normalise the queries and keys of each head with `norm`, before they are rotated"
@@ -255,20 +250,10 @@ class ModelConfig:
         "lists more",
         choices=SLOTS["cross_attention"],
     )
-    database_entries: int = field(
-        0,
-        "number of learned keys and values of each stack, to which every layer attends in a "
-        "separate sublayer; 0 for none",
-    )
-    head_scaling: str = field(
+    stack_parts: str = field(
         "none",
-        "different numbers of heads in the halves of a stack, as in halves:first=1.5,second=0.5",
-        choices=SLOTS["head_scaling"],
-    )
-    token_dropping: int = field(
-        0,
-        "number of positions that each encoder layer drops after attention: those that receive "
-        "the least attention, padding first; no layer drops more than half; 0 for none",
+        "parts of whole stacks, with options, joined by '+'; --help=parts lists them",
+        choices=STACK_PARTS,
     )
     upstream_compat: bool = field(
         False,
@@ -336,25 +321,37 @@ class ModelConfig:
         return SLOTS[slot][name].build(self, options, *arguments)
 
     @property
-    def stack_parts(self) -> dict[str, Any]:
-        """Facts about this model's stack parts, by field."""
-        return {n: STACK_PARTS[n].facts for n in STACK_PARTS if getattr(self, n)}
+    def stack_choices(self) -> dict[str, Choice]:
+        """This model's stack parts by name; raises `Rejected` if one is invalid."""
+        return several(STACK_PARTS, self.stack_parts)
+
+    @property
+    def stack_facts(self) -> dict[str, StackPartFacts]:
+        """Facts about this model's stack parts, by name."""
+        return {name: STACK_PARTS[name].facts for name in self.stack_choices}
+
+    def _lengthening(self) -> dict[str, int]:
+        choices = self.stack_choices.values()
+        return {
+            str(each): number
+            for each in choices
+            if (number := STACK_PARTS[each.name].facts.lengthens(each.options))
+        }
 
     @property
     def lengthening(self) -> int:
-        return sum(getattr(self, n) for n, facts in self.stack_parts.items() if facts.lengthens)
+        return sum(self._lengthening().values())
 
     @property
     def unpackable(self) -> str | None:
         """The flag and value of a part that requires unpacked rows, or None."""
-        lengthen = (n for n, facts in self.stack_parts.items() if facts.lengthens)
-        return next((f"--model.{n}={getattr(self, n)}" for n in lengthen), None)
+        return next((f"--model.stack_parts={text}" for text in self._lengthening()), None)
 
     def idle_on(self, inputs: int) -> str | None:
         """Returns which part has no effect on rows of `inputs` tokens and why, or None."""
-        for name, facts in self.stack_parts.items():
-            if facts.idle and (why := facts.idle(self, inputs)):
-                return f"--model.{name}={getattr(self, name)} has no effect {why}"
+        for name, choice in self.stack_choices.items():
+            if why := STACK_PARTS[name].facts.idle(self, choice.options, inputs):
+                return f"--model.stack_parts={choice} has no effect {why}"
         return None
 
     def explicit(self) -> ModelConfig:
@@ -369,6 +366,7 @@ class ModelConfig:
             if each.name in family and getattr(self, each.name) is None
         }
         values |= {slot: str(self.part(slot)) for slot in SLOTS}
+        values["stack_parts"] = "+".join(map(str, self.stack_choices.values())) or "none"
         return replace(self, **values) if self.family_facts.changeable else self
 
     @property
@@ -423,7 +421,7 @@ class ModelConfig:
             windowed=self.part("attention_window").name != "none",
             capped=self.attention_softcap is not None,
             by_distance=self.facts("position").fuses,
-            watched=any(facts.reads_weights for facts in self.stack_parts.values()),
+            watched=any(facts.reads_weights for facts in self.stack_facts.values()),
             drops=drops,
             # Elsewhere all queries drop the same weights.
             drops_by_query=drops and self.architecture == ENCODER,

@@ -54,8 +54,8 @@ def check(config: Any) -> None:
     for slot, known in SLOTS.items():
         name, options = config.part(slot)
         known[name].check(config, options)
-    for field in config.stack_parts:
-        STACK_PARTS[field].check(config, getattr(config, field))
+    for name, choice in config.stack_choices.items():
+        STACK_PARTS[name].check(config, choice.options)
     _check_pattern(config)
     _check_attention(config)
     _check_scan(config)
@@ -76,8 +76,6 @@ def _check_sizes(config: Any) -> None:
         else:
             rule = f"0 in a model that is {config.architecture}-only"
             require_of(config, layers == 0, name, rule)
-    for name in STACK_PARTS:
-        require_of(config, getattr(config, name) >= 0, name, "0 or more")
     if config.start_id is not None:
         fits = 0 <= config.start_id < config.vocab_size
         require_of(config, fits, "start_id", f"from 0 to {config.vocab_size - 1}")
@@ -205,13 +203,13 @@ def _check_pattern(config: Any) -> None:
         return
     rule = f"'full' with mixer {config.part('mixer').name!r}"
     require_of(config, config.mixer_facts.sparse, "attention_pattern", rule)
-    reading = [name for name, facts in config.stack_parts.items() if facts.reads_weights]
+    reading = any(facts.reads_weights for facts in config.stack_facts.values())
     for other in (
         *["attention_weights"] * (config.attention_weights != "softmax"),
         *["attention_softcap"] * (config.attention_softcap is not None),
         *["attention_window"] * (config.part("attention_window").name != "none"),
         *["cross_attention"] * config.facts("cross_attention").merges,
-        *reading,
+        *["stack_parts"] * reading,
     ):
         rule = f"'full' with {other} {getattr(config, other)!r}"
         require_of(config, False, "attention_pattern", rule)
@@ -231,7 +229,9 @@ def _check_attention(config: Any) -> None:
 
 
 def _check_scan(config: Any) -> None:
-    alike = config.family_facts.layers is None and config.facts("head_scaling").alike
+    alike = config.family_facts.layers is None and all(
+        facts.alike for facts in config.stack_facts.values()
+    )
     alike = alike and config.facts("norm_placement").alike
     rule = "False where layers differ, because a scan runs equal layers"
     require_of(config, alike or not config.scan_layers, "scan_layers", rule)

@@ -21,7 +21,6 @@ from trainer.model.capabilities import (
     CrossFacts,
     FamilyFacts,
     FeedForwardFacts,
-    HeadFacts,
     MixerFacts,
     PlacementFacts,
     PositionFacts,
@@ -252,12 +251,6 @@ SLOTS = {
             },
             FeedForwardFacts,
         ),
-        # Builder(config, options, layer, count) -> the layers of a stack.
-        Slot(
-            "head_scaling",
-            {"none": Part(lambda config, options, layer, count: (layer,) * count)},
-            HeadFacts,
-        ),
         # Builder(config, options, stack) -> the `spec.StackSpec` with the views of its layers.
         Slot(
             "attention_window",
@@ -345,9 +338,9 @@ SLOTS = {
     )
 }
 MIXERS, POSITIONS = SLOTS["mixer"], SLOTS["position"]
-# Parts that the field of the same name adds if it is above 0: builder(config, number) ->
-# `stack_parts.StackPart`.
-STACK_PARTS = Slot("stack part", {}, StackPartFacts)
+# Parts of whole stacks, of which a model may have several: builder(config, options) ->
+# `stack_parts.StackPart`. The first stands for none.
+STACK_PARTS = Slot("stack_parts", {"none": Part(lambda config, options: None)}, StackPartFacts)
 
 
 def require_selecting_mixer(config: Any, field: str) -> None:
@@ -363,9 +356,10 @@ def register(slot: str, name: str, part: Part) -> None:
     Raises:
       ValueError: if no field of this name takes parts, or the part's name is taken or unusable.
     """
-    if slot not in SLOTS:
-        raise ValueError(f"there is no slot {slot!r}; the slots are {', '.join(SLOTS)}")
-    SLOTS[slot].register(name, part)
+    slots = {**SLOTS, STACK_PARTS.field: STACK_PARTS}
+    if slot not in slots:
+        raise ValueError(f"there is no slot {slot!r}; the slots are {', '.join(slots)}")
+    slots[slot].register(name, part)
 
 
 _T5_1_1 = FamilyFacts(ENCODER_DECODER, tied_logits=False)

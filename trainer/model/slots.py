@@ -106,6 +106,18 @@ class Slot(Registry[Part]):
         return _parse(self.field, text, name, rest, self[name].options)
 
 
+def several(slot: Slot, text: str) -> dict[str, Choice]:
+    """Parses choices joined by "+", each once; returns them by name in the slot's order.
+
+    "none" is no choice.
+    """
+    choices = [slot.parse(each) for each in text.split("+")]
+    found = {each.name: each for each in choices}
+    if len(found) < len(choices):
+        raise Rejected(slot.field, text, "parts joined by +, each once")
+    return {name: found[name] for name in slot if name in found and name != "none"}
+
+
 @cache
 def _parse(slot: str, text: str, name: str, rest: str, kind: type) -> Choice:
     declared, values = _declared(kind), {}
@@ -146,6 +158,12 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def add_part(model: dict[str, Any], part: Choice) -> None:
+    """Adds a stack part to a model's stored fields."""
+    others = model.get("stack_parts", "none")
+    model["stack_parts"] = str(part) if others == "none" else f"{others}+{part}"
 
 
 def reject_changed(options: Any, when: str, *names: str) -> None:

@@ -7,6 +7,7 @@ variant is a row of a slot (`parts`); the modules that run a spec do not change.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -177,17 +178,15 @@ def _stack(
     config: ModelConfig, count: int, role: str, hook: LayerHook | None = None, **slots: Any
 ) -> StackSpec:
     """Returns a stack of `count` layers with these `slots` and cross-attention's `hook`."""
-    parts = tuple(
-        part
-        for name in config.stack_parts
-        if not (part := STACK_PARTS[name].build(config, getattr(config, name))).encoder_only
-        or (role == ENCODER)
+    built = (
+        STACK_PARTS[each.name].build(config, each.options) for each in config.stack_choices.values()
     )
+    parts = tuple(part for part in built if not part.encoder_only or role == ENCODER)
     hooks = [] if hook is None else [hook]
     hooks += [part.hook for part in parts if part.hook is not None]
     ends_normalised = config.facts("norm_placement").ends_normalised
     return StackSpec(
-        layers=_layers(config, count, hooks=tuple(hooks), **slots),
+        layers=_layers(config, count, parts, hooks=tuple(hooks), **slots),
         position=config.build("position", role == ENCODER),
         mask=Mask(),
         norm=NoNorm() if ends_normalised else config.build("norm"),
@@ -197,7 +196,9 @@ def _stack(
     )
 
 
-def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
+def _layers(
+    config: ModelConfig, count: int, parts: Sequence[StackPart], **slots: Any
+) -> tuple[LayerSpec, ...]:
     """Returns the layers of a stack."""
     layer = LayerSpec(
         norm=config.build("norm"),
@@ -206,11 +207,10 @@ def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, .
         feed_forward=config.build("feed_forward"),
         arrangement=config.build("parallel_blocks"),
     )
-    layers: tuple[LayerSpec, ...] = config.build("head_scaling", replace(layer, **slots), count)
-    layers = (
-        tuple(replace(layer, placements=layer.placements.of_first()) for layer in layers[:1])
-        + layers[1:]
-    )
+    layers = [replace(layer, **slots)] * count
+    for part in parts:
+        layers = [part.layer(each, index, count) for index, each in enumerate(layers)]
+    layers[:1] = [replace(each, placements=each.placements.of_first()) for each in layers[:1]]
     return tuple(
         replace(each, feed_forward=each.feed_forward.of_layer(number))
         for number, each in enumerate(layers, 1)

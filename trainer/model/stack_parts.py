@@ -86,6 +86,10 @@ class StackPart:
     lengthening: int = 0
     encoder_only: bool = False
 
+    def layer(self, layer: Any, index: int, count: int) -> Any:
+        """Returns the `LayerSpec` of a stack's layer `index`, from 0, of `count`."""
+        return layer
+
 
 class CrossAttention(NamedTuple):
     """A decoder's attention to an encoder: a sublayer of its layers, and hooks in both stacks."""

@@ -86,7 +86,7 @@ def test_t5_with_conditional_queries_and_memory_tokens(tmp_path, conditional, me
     config = model_config(folder)
     expected = {0: "attention", 2: "cdq:conditional_heads=2", 4: "cdq"}[conditional]
     assert str(config.part("mixer")) == expected
-    assert config.memory_tokens == (3 if memory else 0)
+    assert config.stack_parts == ("memory_tokens:count=3" if memory else "none")
     params = named(load(folder, config))
     assert sum(leaf.size for leaf in params.values()) == sum(t.size for t in tensors.values())
     block = "encoder.block.1.layer.0.SelfAttention"

@@ -14,8 +14,7 @@ from trainer.config.run import save_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 # Names of parts that are also words.
-WORDS = {"mixed", "fixed", "local", "variable", "merged", "primer", "switch"}
-WORDS |= {"memory_tokens", "database_entries", "token_dropping", "halves"}  # fields
+WORDS = {"mixed", "fixed", "local", "variable", "merged", "primer", "switch", "halves"}
 STARTED = """
 import sys
 from trainer.config.presets import model_preset

@@ -55,9 +55,7 @@ def shrunk(config: ModelConfig) -> ModelConfig:
             window,
         ),
         feed_forward=re.sub(":.*", ":experts=2,every=1" * routes(config), config.feed_forward),
-        memory_tokens=min(config.memory_tokens, 2),
-        token_dropping=min(config.token_dropping, 2),
-        database_entries=min(config.database_entries, 4),
+        stack_parts=re.sub(r"count=\d+", "count=2", config.explicit().stack_parts),
         num_encoder_layers=2 * bool(config.num_encoder_layers),
         num_decoder_layers=2 * bool(config.num_decoder_layers),
         num_kv_heads=kv_heads and (1 if kv_heads == 1 else 2),
@@ -77,12 +75,12 @@ PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder
 # Fields of which attention, packing and scans know nothing.
 UNRELATED = {
     *("attention_bias", "attention_out_bias", "attention_scale", "attention_softcap"),
-    *("head_bias", "head_scaling", "logits_softcap", "mlp_activations", "mlp_bias", "norm"),
+    *("head_bias", "logits_softcap", "mlp_activations", "mlp_bias", "norm"),
     *("num_kv_heads", "parametrisation", "query_key_norm", "query_key_norm_over"),
     *("softmax_dtype", "tied_logits", "token_types"),
 }
 # Fields whose values are a kind and its numbers, as "rotary:base=500000,factor=8".
-KINDS_OF = ("mixer", "position", "attention_window")
+KINDS_OF = ("mixer", "position", "attention_window", "stack_parts")
 
 
 def first_of_their_parts() -> set[str]:
@@ -118,7 +116,8 @@ ALIKE = [name for name in NAMES if scans(MODELS[name])]
 SEES_ALL = [
     name
     for name, config in MODELS.items()
-    if not (config.token_dropping or config.memory_tokens) and config.attention_pattern == "full"
+    if not any(each.reads_weights or config.unpackable for each in config.stack_facts.values())
+    and config.attention_pattern == "full"
 ]
 # A full expert takes no more tokens.
 PACKS = [name for name in SEES_ALL if not routes(MODELS[name])]
@@ -151,7 +150,7 @@ def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
     return {
         name: array.astype(np.int32)
         for name, array in batch.items()
-        if not (config.memory_tokens and name.endswith("segment_ids"))
+        if not (config.unpackable and name.endswith("segment_ids"))
     }
 
 

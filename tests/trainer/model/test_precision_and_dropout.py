@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.support.cases import rows
 from tests.support.compiled import compiled
 from tests.support.trees import assert_close
 from trainer.model.dense import Shared, einsum_float32
@@ -22,7 +23,7 @@ BERT = {"model": "bert", "head_dim": 8}
     [
         *({"model": "t5_1_1"}, {"model": "lm", "tied_logits": True}, BERT),
         *(BERT | {"position": position} for position in ("relative", "rotary")),
-        {"model": "t5_1_0", "mixer": "cdq:conditional_heads=1", "memory_tokens": 2},
+        *rows("IN_BFLOAT16"),
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )

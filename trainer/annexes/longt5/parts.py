@@ -35,7 +35,8 @@ def _check(config: Any, options: TransientGlobal) -> None:
         require_of(config, config.part(slot).name == name, slot, f"{name!r} {part}")
     rule = f"'attention' {part}"
     require_of(config, config.cross_attention == "attention", "cross_attention", rule)
-    require_of(config, config.token_dropping == 0, "token_dropping", f"0 {part}")
+    reads = any(facts.reads_weights for facts in config.stack_facts.values())
+    require_of(config, not reads, "stack_parts", f"without parts that read weights {part}")
     fits = config.attention in (AUTO, "einsum")
     require_of(config, fits, "attention", f"{AUTO!r} or 'einsum' {part}")
 

@@ -124,8 +124,9 @@ def given_attention(config: Any) -> GivenAttention:
     return GivenAttention(config.num_heads, config.head_dim, norm)
 
 
-def database(config: Any, entries: int) -> StackPart:
+def database(config: Any, options: Any) -> StackPart:
     """Returns the part that lets every layer read its stack's database."""
+    entries = options.count
     hook = LookAtDatabase(given_attention(config), entries)
     return StackPart("database", hook, source=Database(entries, config.head_dim))
 

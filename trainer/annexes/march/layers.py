@@ -144,30 +144,38 @@ def values_relu(config: Any, options: Any) -> DotProductAttention:
     return self_attention(config, value_part=part)
 
 
-def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """Returns copies of `layer`, with a different number of heads in each half of the stack.
-
-    The first half is shorter if `count` is odd.
+@dataclass(frozen=True)
+class Halves(StackPart):
+    """A different number of heads in each half of a stack; the first is shorter if it is odd.
 
     Source: "scaling_heads" of MARCH (2023).
     """
 
-    def scaled_hook(hook: Any, share: float) -> Any:
-        return replace(hook, mixer=scaled(hook.mixer, share)) if hasattr(hook, "mixer") else hook
+    first: float = 1.0
+    second: float = 1.0
+    constant: bool = False
 
-    def scaled(mixer: Any, share: float) -> Any:
+    def layer(self, layer: LayerSpec, index: int, count: int) -> LayerSpec:
+        share = self.first if index < count // 2 else self.second
+        hooks = tuple(
+            replace(hook, mixer=self._scaled(hook.mixer, share)) if hasattr(hook, "mixer") else hook
+            for hook in layer.hooks
+        )
+        mixer, cross_mixer = (
+            self._scaled(each, share) for each in (layer.mixer, layer.cross_mixer)
+        )
+        return replace(layer, mixer=mixer, cross_mixer=cross_mixer, hooks=hooks)
+
+    def _scaled(self, mixer: Any, share: float) -> Any:
         if mixer is None:
             return None
         heads = round(mixer.num_heads * share)
-        width = mixer.num_heads * mixer.head_dim // heads if options.constant else mixer.head_dim
+        width = mixer.num_heads * mixer.head_dim // heads if self.constant else mixer.head_dim
         return replace(mixer, num_heads=heads, head_dim=width)
 
-    def half(share: float) -> LayerSpec:
-        hooks = tuple(scaled_hook(hook, share) for hook in layer.hooks)
-        mixer, cross_mixer = (scaled(each, share) for each in (layer.mixer, layer.cross_mixer))
-        return replace(layer, mixer=mixer, cross_mixer=cross_mixer, hooks=hooks)
 
-    return (half(options.first),) * (count // 2) + (half(options.second),) * (count - count // 2)
+def halves(config: Any, options: Any) -> StackPart:
+    return Halves("halves", **vars(options))
 
 
 @dataclass(frozen=True)
@@ -239,5 +247,5 @@ class TokenDropping(LayerHook):
         return jnp.sort(index_BM, axis=1)
 
 
-def dropping(config: Any, count: int) -> StackPart:
-    return StackPart("token_dropping", TokenDropping(count), encoder_only=True)
+def dropping(config: Any, options: Any) -> StackPart:
+    return StackPart("token_dropping", TokenDropping(options.count), encoder_only=True)

@@ -10,12 +10,11 @@ from trainer.model.capabilities import (
     ENCODER_DECODER,
     CrossFacts,
     FeedForwardFacts,
-    HeadFacts,
     StackPartFacts,
 )
 from trainer.model.device import AUTO
-from trainer.model.parts import ATTENTION, require_selecting_mixer
-from trainer.model.slots import Part, constant, of_options, require_of
+from trainer.model.parts import ATTENTION, STACK_PARTS, require_selecting_mixer
+from trainer.model.slots import Choice, Part, add_part, constant, of_options, require_of
 
 _PARTS = "trainer.annexes.march.layers:"
 
@@ -122,35 +121,60 @@ class Halves:
 
 
 def _check_halves(config: Any, options: Halves) -> None:
-    require_of(config, config.num_kv_heads is None, "num_kv_heads", "None with head_scaling")
+    require_of(config, config.num_kv_heads is None, "num_kv_heads", "None with halves")
     group = getattr(config.part("mixer").options, "group", 1)
     width = config.num_heads * config.head_dim
     for share in (options.first, options.second):
         heads = config.num_heads * share
         rule = f"such that num_heads, {config.num_heads}, times {share:g} is a multiple of {group}"
-        require_of(config, heads % group == 0, "head_scaling", rule)
+        require_of(config, heads % group == 0, "stack_parts", rule)
         rule = f"such that num_heads * head_dim, {width}, is divisible by {heads:g} heads"
         fits = not options.constant or width % heads == 0
-        require_of(config, fits, "head_scaling", rule)
+        require_of(config, fits, "stack_parts", rule)
     # Angles, and the scale that divides ALiBi's bias, hold for a single head width.
     fits = not options.constant or config.facts("position").any_width
     require_of(config, fits, "position", "without rotary and alibi where head widths differ")
-    require_selecting_mixer(config, "head_scaling")
+    require_selecting_mixer(config, "halves")
 
 
-HALVES = Part(_PARTS + "halves", HeadFacts(alike=False), Halves, _check_halves)
+HALVES = Part(_PARTS + "halves", StackPartFacts(alike=False), Halves, _check_halves)
 
 
-def _check_database(config: Any, entries: int) -> None:
-    scaling = config.part("head_scaling").options
-    fits = not getattr(scaling, "constant", False)
-    require_of(config, fits, "head_scaling", "without constant=true with database_entries")
+@dataclass(frozen=True)
+class Database:
+    """Options of a database."""
+
+    count: int = field(
+        768,
+        "number of learned keys and values of each stack, to which every layer attends in a "
+        "separate sublayer",
+        rule=above(0),
+    )
 
 
-def _check_dropping(config: Any, count: int) -> None:
+def _check_database(config: Any, options: Database) -> None:
+    halves = config.stack_choices.get("halves")
+    fits = halves is None or not halves.options.constant
+    rule = "without constant=true with database_entries"
+    require_of(config, fits, "stack_parts", rule)
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """Options of dropped tokens."""
+
+    count: int = field(
+        8,
+        "number of positions that each encoder layer drops after attention: those that receive "
+        "the least attention, padding first; no layer drops more than half",
+        rule=above(0),
+    )
+
+
+def _check_dropping(config: Any, options: Dropping) -> None:
     fits = config.architecture == ENCODER_DECODER
-    rule = f"0 in family {config.family}, which predicts tokens in place"
-    require_of(config, fits, "token_dropping", rule)
+    rule = f"without token_dropping in family {config.family}, which predicts tokens in place"
+    require_of(config, fits, "stack_parts", rule)
     rule = "False with token_dropping: layers have rows of different lengths"
     require_of(config, not config.scan_layers, "scan_layers", rule)
     rule = "'auto' or 'einsum' with token_dropping, which reads the weights"
@@ -162,15 +186,33 @@ def _check_dropping(config: Any, count: int) -> None:
     require_selecting_mixer(config, "token_dropping")
 
 
-def _dropping_is_idle(config: Any, length: int) -> str | None:
-    if 2 * config.token_dropping <= length + config.lengthening:
+def _dropping_is_idle(config: Any, options: Dropping, length: int) -> str | None:
+    if 2 * options.count <= length + config.lengthening:
         return None
     return f"on rows of {length} inputs: no layer drops more than half of a row"
 
 
-DATABASE_ENTRIES = Part("trainer.annexes.march.cross_attention:database", check=_check_database)
+DATABASE_ENTRIES = Part(
+    "trainer.annexes.march.cross_attention:database", None, Database, _check_database
+)
 TOKEN_DROPPING = Part(
     _PARTS + "dropping",
     StackPartFacts(reads_weights=True, idle=_dropping_is_idle),
-    check=_check_dropping,
+    Dropping,
+    _check_dropping,
 )
+
+
+def moved_database(model: dict[str, Any], count: int) -> None:
+    if count:
+        add_part(model, Choice("database_entries", Database(count)))
+
+
+def moved_dropping(model: dict[str, Any], count: int) -> None:
+    if count:
+        add_part(model, Choice("token_dropping", Dropping(count)))
+
+
+def moved_halves(model: dict[str, Any], text: str) -> None:
+    if text != "none":
+        add_part(model, STACK_PARTS.parse(text))

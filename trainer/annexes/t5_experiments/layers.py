@@ -131,6 +131,7 @@ class MemoryTokens(Buildable):
         return jnp.concatenate([memory_BND, x_BLD], axis=1), Rows(segment_BL)
 
 
-def memory_tokens(config: Any, count: int) -> StackPart:
+def memory_tokens(config: Any, options: Any) -> StackPart:
+    count = options.count
     front = MemoryTokens(count)
     return StackPart("memory_embedder", front=front, lengthening=count, encoder_only=True)

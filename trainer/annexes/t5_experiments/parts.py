@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.terminal.fields import above, field
 from trainer.model.capabilities import ENCODER_DECODER, MixerFacts, StackPartFacts
-from trainer.model.slots import Part, require_of
+from trainer.model.slots import Choice, Part, add_part, require_of
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,22 @@ def _check_conditional(config: Any, options: ConditionalQueries) -> None:
     require_of(config, config.num_heads in (heads, 2 * heads), "mixer", rule)
 
 
-def _check_memory(config: Any, count: int) -> None:
+@dataclass(frozen=True)
+class MemoryTokens:
+    """Options of memory tokens."""
+
+    count: int = field(
+        10,
+        "number of learned vectors before the encoder's input, visible to all its tokens and to "
+        "the decoder; needs a family with both stacks, and no packing",
+        rule=above(0),
+    )
+
+
+def _check_memory(config: Any, options: MemoryTokens) -> None:
     fits = config.architecture == ENCODER_DECODER
-    require_of(config, fits, "memory_tokens", "0 in a model without both stacks")
+    rule = "without memory_tokens in a model without both stacks"
+    require_of(config, fits, "stack_parts", rule)
 
 
 CDQ = Part(
@@ -40,6 +53,13 @@ CDQ = Part(
 )
 MEMORY_TOKENS = Part(
     "trainer.annexes.t5_experiments.layers:memory_tokens",
-    StackPartFacts(lengthens=True),
-    check=_check_memory,
+    StackPartFacts(lengthens=lambda options: options.count),
+    MemoryTokens,
+    _check_memory,
 )
+
+
+def moved(model: dict[str, Any], count: int) -> None:
+    """Moves the field of runs before 0.3 into the part's options."""
+    if count:
+        add_part(model, Choice("memory_tokens", MemoryTokens(count)))

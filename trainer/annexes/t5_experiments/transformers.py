@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.annexes.t5_experiments.layers import ConditionalQueryAttention
-from trainer.annexes.t5_experiments.parts import ConditionalQueries
+from trainer.annexes.t5_experiments.parts import ConditionalQueries, MemoryTokens
 from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS
@@ -36,7 +36,7 @@ def _read_t5(fields: Fields) -> ModelConfig:
         chosen = None if heads == fields.size("num_heads") else heads
         changed["mixer"] = str(Choice(name, ConditionalQueries(chosen)))
     if tokens := fields.get("num_memory_tokens", 0):
-        changed["memory_tokens"] = tokens
+        changed["stack_parts"] = str(Choice("memory_tokens", MemoryTokens(tokens)))
     return formats.from_t5(fields, **changed)
 
 

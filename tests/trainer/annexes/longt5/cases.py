@@ -12,8 +12,6 @@ REFUSED = [
      "position is 'rotary'; .*'relative' with attention_window 'transient_global'"),
     ("t5_1_1", {"attention_window": "transient_global", "attention": "dot_product"},
      "attention is 'dot_product'; .*'auto' or 'einsum'"),
-    ("t5_1_1", {"attention_window": "transient_global", "token_dropping": 1},
-     "token_dropping is 1; .*0 with"),
 ]  # fmt: skip
 
 TOTALS = [

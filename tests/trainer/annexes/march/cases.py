@@ -8,27 +8,28 @@ REFUSED = [
         "mlp_activations is .'silu',.; it must be None with feed_forward 'mixed'",
     ),
     ("t5_1_0", {"feed_forward": "mixed:sigmoid_dropout=0.5"}, "dropout_rate is 0.0"),
-    ("lm", {"token_dropping": 2}, "token_dropping is 2; it must be 0 in family lm"),
-    ("t5_1_0", {"token_dropping": 2, "scan_layers": True}, "scan_layers is True"),
-    ("t5_1_0", {"token_dropping": 2, "attention": "dot_product"}, "attention is 'dot"),
+    ("lm", {"stack_parts": "token_dropping"}, "stack_parts is .*without token_dropping in fam"),
+    ("t5_1_0", {"stack_parts": "token_dropping", "scan_layers": True}, "scan_layers is True"),
+    ("t5_1_0", {"stack_parts": "token_dropping", "attention": "dot_product"}, "attention is 'dot"),
+    ("t5_1_0", {"stack_parts": "halves+halves"}, "stack_parts is .*joined by ., each once"),
     (
         *("t5_1_0", {"cross_attention": "encoder_keys", "num_encoder_layers": 2}),
         "num_decoder_layers is 1; it must be num_encoder_layers, 2",
     ),
     ("t5_1_0", {"cross_attention": "layerwise", "scan_layers": True}, "scan_layers"),
-    ("t5_1_0", {"head_scaling": "halves:first=1.3"}, "head_scaling is .* times 1.3 is"),
-    ("t5_1_0", {"head_scaling": "halves", "scan_layers": True}, "scan_layers is True"),
+    ("t5_1_0", {"stack_parts": "halves:first=1.3"}, "stack_parts is .* times 1.3 is"),
+    ("t5_1_0", {"stack_parts": "halves", "scan_layers": True}, "scan_layers is True"),
     ("t5_1_0", {"mixer": "summed_heads:group=3"}, "num_heads is 2; it must be a multiple"),
-    ("t5_1_0", {"database_entries": -1}, "database_entries is -1; it must be 0 or more"),
+    ("t5_1_0", {"stack_parts": "database_entries:count=-1"}, "stack_parts is .*count is above 0"),
 ]
 
 WITHOUT_TRANSFORMERS = [
     ("llama_tiny_dynamic_tanh", {}, "no llama model with norm dynamic_tanh$"),
     ("t5_1_0_tiny", {"mixer": "values_relu"}, "mixer values_relu"),
-    ("t5_1_0_tiny", {"token_dropping": 1}, "token_dropping 1"),
+    ("t5_1_0_tiny", {"stack_parts": "token_dropping"}, "stack_parts token_dropping"),
     ("t5_1_0_tiny", {"cross_attention": "layerwise"}, "cross_attention layerwise"),
-    ("t5_1_0_tiny", {"database_entries": 3}, "database_entries 3"),
-    ("t5_1_0_tiny", {"head_scaling": "halves"}, "head_scaling halves"),
+    ("t5_1_0_tiny", {"stack_parts": "database_entries"}, "stack_parts database_entries"),
+    ("t5_1_0_tiny", {"stack_parts": "halves"}, "stack_parts halves"),
     ("t5_1_0_tiny", {"norm_placement": "pre_without_mixer_residual"}, "norm_placement pre_wit"),
 ]
 

@@ -1,5 +1,6 @@
 """MARCH's variants of T5, compared with the whole model written in NumPy in float64."""
 
+import dataclasses
 from functools import cache
 
 import jax
@@ -7,8 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tasks.terminal.command_line import UserError
+from tests.support import runs
 from tests.trainer.model.conftest import TinyModel, unboxed
 from trainer.annexes.march.layers import MixedMlp, SummedHeads, TokenDropping, ValuesRelu
+from trainer.config import stored_model
+from trainer.config.presets import MODEL_PRESETS
 from trainer.model.attention import DotProductAttention
 from trainer.model.dense import Shared
 from trainer.model.masks import Rows
@@ -31,15 +36,15 @@ VARIANTS = {
     "tp_weights": {"mixer": "role_attention"},
     "tp_embeddings": {"mixer": "role_attention:vectors=5"},
     "summed": {"mixer": "summed_heads"},
-    "fcabs": {"token_dropping": 2},
-    "fcabs_nothing": {"token_dropping": 5},
-    "fcabs_rotary": {"token_dropping": 2, "position": "rotary:cross=true"},
-    "fcabs_per_layer": {"token_dropping": 2, "position": "relative_per_layer"},
+    "fcabs": {"stack_parts": "token_dropping:count=2"},
+    "fcabs_nothing": {"stack_parts": "token_dropping:count=5"},
+    "fcabs_rotary": {"stack_parts": "token_dropping:count=2", "position": "rotary:cross=true"},
+    "fcabs_per_layer": {"stack_parts": "token_dropping:count=2", "position": "relative_per_layer"},
     "merged": {"cross_attention": "merged"},
     "merged_rotary": {"cross_attention": "merged", "position": "rotary:cross=true"},
     "merged_unrotated": {"cross_attention": "merged", "position": "rotary"},
     "merged_per_layer": {"cross_attention": "merged", "position": "relative_per_layer"},
-    "merged_fcabs": {"cross_attention": "merged", "token_dropping": 2},
+    "merged_fcabs": {"cross_attention": "merged", "stack_parts": "token_dropping:count=2"},
     "encoder_keys": {"cross_attention": "encoder_keys"},
     "encoder_keys_rotary": {
         "cross_attention": "encoder_keys",
@@ -47,9 +52,9 @@ VARIANTS = {
         "num_kv_heads": 1,
     },
     "layerwise": {"cross_attention": "layerwise"},
-    "database": {"database_entries": 5},
-    "halves": {"head_scaling": "halves:first=2,second=0.5"},
-    "halves_constant": {"head_scaling": "halves:first=2,second=0.5,constant=true"},
+    "database": {"stack_parts": "database_entries:count=5"},
+    "halves": {"stack_parts": "halves:first=2,second=0.5"},
+    "halves_constant": {"stack_parts": "halves:first=2,second=0.5,constant=true"},
     "no_residual": {"norm_placement": "pre_without_mixer_residual"},
 }
 # Variants that repeat others with other positions.
@@ -57,6 +62,13 @@ SLOW = ("plain", "mixed_sum", "summed", "tp_weights", "halves_constant", "merged
 SLOW += ("fcabs_nothing", "fcabs_rotary", "fcabs_per_layer")
 SLOW += ("merged_rotary", "merged_per_layer", "encoder_keys_rotary")
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in VARIANTS]
+
+
+def dropped_by(config):
+    chosen = config.stack_choices.get("token_dropping")
+    return chosen.options.count if chosen else 0
+
+
 SEGMENTS = {
     "encoder": np.array([[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 0, 0]]),
     "decoder": np.array([[1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 0]]),
@@ -202,7 +214,7 @@ class Reference:
     def layer(self, stack, number, x, side, memory):
         node = self.params[stack][f"layers_{number}"]
         name = "attention" if stack == "encoder" else "self_attention"
-        heads = 2 if self.config.head_scaling == "none" else (4, 1)[number]
+        heads = (4, 1)[number] if "halves" in self.config.stack_choices else 2
         bias, seen = self.own_logits(stack, number, side, heads)
         y = norm(x, node[f"pre_{name}_layer_norm"])
         places = side.places if self.rotary else None
@@ -220,7 +232,7 @@ class Reference:
         own = {**node[name], "mixer_is": 1}
         a, weights, k, v = self.attend(own, y, places, source, source_places, bias, seen, heads)
         x = a if "without" in self.config.value("norm_placement") else x + a
-        drop = self.config.token_dropping if stack == "encoder" else 0
+        drop = dropped_by(self.config) if stack == "encoder" else 0
         if drop and 2 * drop <= len(x):
             worth = weights[:, side.segments > 0].sum((0, 1))
             worth = np.where(side.segments > 0, worth, -1)
@@ -286,7 +298,7 @@ def test_logits_are_those_of_the_formulas(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_decoder_sees_what_it_should_and_every_parameter_learns(name):
     batch, it = packed_batch(), model(name)
-    drops = it.config.token_dropping == 2
+    drops = dropped_by(it.config) == 2
     learns = jax.tree.map(lambda leaf: np.zeros(leaf.shape, bool), it.params)
     for at, segment in enumerate(SEGMENTS["decoder"][0][:5]):
         gradients = it.run(it.params, batch, at)[1]
@@ -374,3 +386,20 @@ def test_values_of_summed_heads_start_narrower():
     assert params["out"]["kernel"].shape == (8 // 4 * 16, 64)
     for name, expected in (("key", 64**-0.5), ("value", (64 * 4) ** -0.5)):
         np.testing.assert_allclose(np.std(params[name]["kernel"]), expected, rtol=0.05)
+
+
+def test_dropping_that_never_happens_is_refused(text_cache):
+    dropping = "--model.stack_parts=token_dropping:count="
+    run = runs.run_of(text_cache, f"{dropping}32", lengths=(64, 20))
+    assert dropped_by(run.config.model) == 32
+    with pytest.raises(UserError, match="count=33 has no effect on rows of 64 inputs"):
+        runs.run_of(text_cache, f"{dropping}33", lengths=(64, 20))
+
+
+def test_fields_of_earlier_versions_are_read():
+    stored = dataclasses.asdict(MODEL_PRESETS["t5_1_0_tiny"])
+    old = {"database_entries": 0, "token_dropping": 0, "head_scaling": "none"}
+    assert stored_model({**stored, **old}, "x").stack_parts == "none"
+    old = {"database_entries": 5, "token_dropping": 8, "head_scaling": "halves:first=2"}
+    expected = "database_entries:count=5+token_dropping+halves:first=2"
+    assert stored_model({**stored, **old}, "x").explicit().stack_parts == expected

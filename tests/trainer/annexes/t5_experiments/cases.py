@@ -11,9 +11,9 @@ REFUSED = [
         {"attention": "dot_product"} | {"mixer": "cdq", "head_dim": 64},
         "mixer is .*must be",
     ),
-    ("bert", {"memory_tokens": 3}, "memory_tokens is .*must be"),
-    ("lm", {"memory_tokens": 3}, "memory_tokens is .*must be"),
-    ("t5_1_0", {"memory_tokens": -1}, "memory_tokens is .*must be"),
+    ("bert", {"stack_parts": "memory_tokens"}, "stack_parts is .*without both stacks"),
+    ("lm", {"stack_parts": "memory_tokens"}, "stack_parts is .*without both stacks"),
+    ("t5_1_0", {"stack_parts": "memory_tokens:count=0"}, "stack_parts is .*above 0"),
 ]
 
 UNSUPPORTED_FIELDS = [
@@ -43,5 +43,13 @@ OPTIMIZER_RATES = {
 
 SHARDED = {
     "t5_1_0_tiny": ("--model.mixer=cdq",),
-    "t5_1_1_tiny": ("--model.mixer=cdq:conditional_heads=2", "--model.memory_tokens=3"),
+    "t5_1_1_tiny": (
+        "--model.mixer=cdq:conditional_heads=2",
+        "--model.stack_parts=memory_tokens:count=3",
+    ),
 }
+
+IN_BFLOAT16 = [
+    {"model": "t5_1_0"}
+    | {"mixer": "cdq:conditional_heads=1", "stack_parts": "memory_tokens:count=2"},
+]

@@ -139,8 +139,8 @@ def test_the_decoder_beside_it_has_attention(make_config):
 VARIANTS = {
     "cdq": {"mixer": "cdq"},
     "half": {"mixer": "cdq:conditional_heads=1"},
-    "memory": {"memory_tokens": 3},
-    "both": {"mixer": "cdq", "memory_tokens": 2},
+    "memory": {"stack_parts": "memory_tokens:count=3"},
+    "both": {"mixer": "cdq", "stack_parts": "memory_tokens:count=2"},
 }
 
 
@@ -157,7 +157,7 @@ def test_gradients_reach_every_tensor(make_tiny, batch, variant):
 
 def test_memory_tokens_are_positions_in_front(make_tiny, batch):
     # The states are those of a model without memory whose first tokens embed as the memory.
-    n, tiny = 3, make_tiny("t5_1_0", memory_tokens=3)
+    n, tiny = 3, make_tiny("t5_1_0", stack_parts="memory_tokens:count=3")
     plain = make_tiny("t5_1_0")
     params = dict(tiny.params)
     memory_ND = params.pop("memory_embedder")["embedding"]
@@ -172,16 +172,16 @@ def test_memory_tokens_are_positions_in_front(make_tiny, batch):
     assert np.abs(found - without)[:, :-1].max() > 1e-2
     states = tiny.apply(batch, method="encode")
     assert states.shape[1] == n + batch["encoder_input_tokens"].shape[1]
-    tiny = make_tiny("t5_1_0", memory_tokens=3)
+    tiny = make_tiny("t5_1_0", stack_parts="memory_tokens:count=3")
     segments = {"encoder_segment_ids": jnp.ones_like(batch["encoder_input_tokens"])}
     with pytest.raises(ValueError, match="memory_tokens need rows of one example"):
         tiny.apply(batch | segments)
 
 
 def test_memory_starts_as_unit_normal_and_costs_operations(make_config):
-    config = make_config("t5_1_0", memory_tokens=100)
+    config = make_config("t5_1_0", stack_parts="memory_tokens:count=100")
     start = initial(model_spec(config), "memory_embedder/embedding")
     assert np.std(start) == pytest.approx(1, abs=0.1)
     assert not parameter_facts(model_spec(config))["memory_embedder/embedding"].use.decays
-    without = replace(config, memory_tokens=0)
+    without = replace(config, stack_parts="none")
     assert flops_per_step(config, 2, 7, 6) == flops_per_step(without, 2, 107, 6)

@@ -1,10 +1,13 @@
 """Totals of t5-experiments' BERTs, and the optimizers of its models."""
 
+import dataclasses
+
 import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.totals import parameter_total
 from tests.trainer.reporting.test_reports import optimizer_line
+from trainer.config import stored_model
 from trainer.config.mesh import check_dimensions
 from trainer.config.presets import model_preset
 
@@ -38,3 +41,9 @@ def test_conditional_heads_are_kept_whole():
     with pytest.raises(UserError, match="conditional_heads 6 is not divisible by 4"):
         check_dimensions(sizes, "standard", model, [8], 1)
     check_dimensions(sizes, "standard", model_preset("t5_1_0_base_only_cdq"), [8], 1)
+
+
+def test_the_field_of_earlier_versions_is_read():
+    stored = dataclasses.asdict(model_preset("t5_1_0_tiny"))
+    for count, expected in ((0, "none"), (3, "memory_tokens:count=3")):
+        assert stored_model({**stored, "memory_tokens": count}, "x").stack_parts == expected
