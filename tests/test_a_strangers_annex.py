@@ -63,15 +63,19 @@ def test_one_folder_adds_all_and_leaves_nothing(tmp_path):
     train += ("--model_dir=run", "--train_steps=2", "--batch_size=4", "--model.norm=magnitude")
     train += ("--model.position=absolute", "--model.mixer=neighbours:reach=3")
     train += ("--evaluation.metrics=identity", "--evaluation.every_steps=2")
-    done = palimpsest(*train)
+    motif = f"--motif.sequence={texts[0][:11]}"
+    done = palimpsest(*train, motif)
     assert done.returncode == 0, done.stderr
-    assert '"identity": ' in (tmp_path / "run" / "metrics.jsonl").read_text()
+    logged = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '"identity": ' in logged
+    assert '"log_likelihood": -' in logged
 
     shutil.rmtree(site)
     assert "cache count" not in palimpsest("--help").stdout
     for words, names in (
         (build, "unknown kind 'fastq'"),
         (train, "--model.mixer=neighbours:reach=3: it must be one of"),
+        ((*train, motif), "unknown flag --motif.sequence"),
         (["cache", "count"], "count"),
     ):
         done = palimpsest(*words)
