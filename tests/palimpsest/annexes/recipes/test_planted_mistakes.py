@@ -32,88 +32,35 @@ DECODER += "[export]\n"
 EXPORT = BASE + "[export]\n"
 LANGUAGES = BASE.replace("text:corpus.txt", "json:data/{language}/*.jsonl")
 
-# Name -> (recipe, what is replaced, with what, what the line says); found before a stage runs.
+CORPUS, CACHE, RUN, OUT = "[corpus.mine]", "[cache.mine]", "[pretrain]", "[export]"
+# Name -> (recipe, what is replaced, with what, what the line says); found before a stage runs. Lines
+# are added below the head of a table, and, for "", at the end.
 EARLY = {
-    "column": (BASE, "text:corpus.txt", "json:rows.jsonl?column=body", ["[corpus.mine]", "body"]),
-    "file": (BASE, "corpus.txt", "corpse.txt", ["[corpus.mine]", "corpse.txt"]),
-    "lengths": (BASE, "targets = 18", "targets = 3", ["[cache.mine]", "targets"]),
-    "positions": (
-        BERT,
-        "inputs = 64, targets = 64",
-        "inputs = 1024, targets = 1024",
-        ["[pretrain]", "--lengths.inputs", "--model.max_positions=1024"],
-    ),
-    "objective": (BASE, "t5_1_1_tiny", "bert_tiny", ["[pretrain]", "bert_tiny", "span_corruption"]),
-    "heads": (BASE, "[pretrain]", "[pretrain]\nmesh.tensor = 8", ["[pretrain]", "--mesh.tensor=8"]),
-    "metric_of_an_evaluation": (
-        BASE,
-        "[pretrain]",
-        '[evaluate]\nmetrics = "exact_mach"\n[pretrain]',
-        ["[evaluate]", "unknown metric exact_mach", "exact_match"],
-    ),
-    "task": (
-        BASE,
-        'task = "span_corruption"',
-        'task = "span_coruption"',
-        ["[cache.mine]", "--task=span_coruption", "mean span_corruption?"],
-    ),
+    "column": (BASE, "text:corpus.txt", "json:rows.jsonl?column=body", [CORPUS, "body"]),
+    "file": (BASE, "corpus.txt", "corpse.txt", [CORPUS, "corpse.txt"]),
+    "lengths": (BASE, "targets = 18", "targets = 3", [CACHE, "targets"]),
+    "positions": (BERT, "= 64", "= 1024", [RUN, "--lengths.inputs", "--model.max_positions=1024"]),
+    "objective": (BASE, "t5_1_1_tiny", "bert_tiny", [RUN, "bert_tiny", "span_corruption"]),
+    "heads": (BASE, RUN, "mesh.tensor = 8", [RUN, "--mesh.tensor=8"]),
+    "metric": (BASE, "", '[evaluate]\nmetrics = "exact_mach"', ["[evaluate]", "exact_match"]),
+    "task": (BASE, '"span', '"spam', [CACHE, "--task=spam_corruption", "mean span_corruption?"]),
     "pairs": (PAIRS, "inputs=q", "inputs=question", ["[cache.qa]", "question"]),
-    "export": (
-        DECODER,
-        '"t5_1_1_tiny"',
-        '"mini_switch_primer"',
-        ["[export]", "transformers", "leave out the table"],
-    ),
-    "folder": (
+    "export": (DECODER, "t5_1_1_tiny", "mini_switch_primer", [OUT, "transformers", "leave out"]),
+    "folder": (BASE, 'preset = "t5_1_1_tiny', 'init_from = "hf:t5-bass', [RUN, "t5-bass is not"]),
+    "language": (LANGUAGES, CORPUS, 'languages = ["ro", "xx"]', ["xx"]),
+    "list": (BASE, CACHE, 'exclude = "takedwon.txt"', [CACHE, "takedwon.txt"]),
+    "against": (BASE, "", "[dedup]\nagainst = 3", ["[dedup]", "'3'", "text:3"]),
+    "rows": (BASE, RUN, "model.vocab-size = 64", [RUN, "--model.vocab_size=64", "220 ids"]),
+    "runner": (BASE, CACHE, 'runner = "foo"', [CACHE, "--runner=foo", "FnApiRunner"]),
+    "flag of a runner": (
         BASE,
-        'preset = "t5_1_1_tiny"',
-        'init_from = "hf:t5-bass"',
-        ["[pretrain]", "t5-bass is not a transformers model folder"],
+        CACHE,
+        'runner = "FnApiRunner"\nflink_mastre = "x"',
+        [CACHE, "mastre"],
     ),
-    "language": (LANGUAGES, "[vocabulary]", 'languages = ["ro", "xx"]\n[vocabulary]', ["xx"]),
-    "list": (
-        BASE,
-        'task = "span',
-        'exclude = "takedwon.txt"\ntask = "span',
-        ["[cache.mine]", "takedwon.txt"],
-    ),
-    "against": (BASE, "[vocab", "[dedup]\nagainst = 3\n[vocab", ["[dedup]", "'3'", "text:3"]),
-    "rows": (
-        BASE,
-        "[pretrain]",
-        "[pretrain]\nmodel.vocab-size = 64",
-        ["[pretrain]", "--model.vocab_size=64", "[vocabulary]", "220 ids"],
-    ),
-    "runner": (
-        BASE,
-        "[pretrain]",
-        'runner = "foo"\n[pretrain]',
-        ["[cache.mine]", "--runner=foo", "FnApiRunner"],
-    ),
-    "flag_of_a_runner": (
-        BASE,
-        "[pretrain]",
-        'runner = "FnApiRunner"\nflink_mastre = "x"\n[pretrain]',
-        ["[cache.mine]", "unknown flag --flink_mastre"],
-    ),
-    "steps": (
-        BASE,
-        "[pretrain]",
-        '[evaluate]\nstep = "banana"\n[pretrain]',
-        ["[evaluate]", "banana"],
-    ),
-    "later_step": (
-        EXPORT,
-        "[export]",
-        "train_steps = 9\n[export]\nsteps = 10",
-        ["[export]", "=10", "ends after 9 updates"],
-    ),
-    "repository": (
-        EXPORT,
-        "[export]",
-        '[export]\npush_to = "not a name!"',
-        ["[export]", "--push_to=not a name!", "OWNER/NAME"],
-    ),
+    "steps": (BASE, "", '[evaluate]\nstep = "banana"', ["[evaluate]", "banana"]),
+    "later step": (BASE, "", "train_steps = 9\n[export]\nsteps = 10", [OUT, "after 9 updates"]),
+    "repository": (EXPORT, "", 'push_to = "not a name!"', [OUT, "--push_to=not a", "OWNER/"]),
 }
 
 
@@ -147,8 +94,11 @@ def rehearsed(here, text, *flags, **environment):
 def test_a_mistake_is_found_before_a_stage_runs(name, here, monkeypatch, capsys):
     text, before, after, says = EARLY[name]
     assert before in text
+    if before[:1] == "[":
+        after = f"{before}\n{after}"
     monkeypatch.setattr("palimpsest.annexes.recipes.rehearsals.rehearsal.told", None)
-    code, errors = refused(here, text.replace(before, after, 1), capsys)
+    text = text.replace(before, after) if before else f"{text}{after}\n"
+    code, errors = refused(here, text, capsys)
     assert_one_line(code, errors, *says)
     print(errors)
     assert not (here / "it").exists()
