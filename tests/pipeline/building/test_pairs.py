@@ -18,6 +18,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER, load
 from tests.support.corpora import write_json
 from tests.support.damage import flip
+from tests.support.words import changed
 
 TASK = "qa_supervised"
 
@@ -50,18 +51,11 @@ def make(tmp_path, rows, vocabulary):
     write_json(folder / "a.jsonl", [*({"id": name, **row} for name, row in rows.items()), *BAD])
 
     def run(*flags, cache_dir=tmp_path / "cache"):
-        given = {
-            "--task": "supervised",
-            "--name": "qa",
-            "--vocabulary": vocabulary,
-            "--extra_ids": 100,
-            "--corpus": f"json:{folder}/*.jsonl?inputs={{q}}&targets=a&validation=0.1",
-            "--shard_bytes": 5000,
-            "--cache_dir": cache_dir,
-            **dict(flag.split("=", 1) for flag in flags if "=" in flag),
-        }
-        switches = [flag for flag in flags if "=" not in flag]
-        build([*(f"{name}={value}" for name, value in given.items()), *switches])
+        own = ["--task=supervised", "--name=qa", f"--vocabulary={vocabulary}", "--extra_ids=100"]
+        own += ["--shard_bytes=5000", f"--cache_dir={cache_dir}"]
+        if not any(flag.startswith("--corpus=") for flag in flags):
+            own.append(f"--corpus=json:{folder}/*.jsonl?inputs={{q}}&targets=a&validation=0.1")
+        build(changed(*own, *flags))
         return cache_dir / TASK
 
     return run

@@ -33,8 +33,8 @@ EXPORT = BASE + "[export]\n"
 LANGUAGES = BASE.replace("text:corpus.txt", "json:data/{language}/*.jsonl")
 
 CORPUS, CACHE, RUN, OUT = "[corpus.mine]", "[cache.mine]", "[pretrain]", "[export]"
-# Name -> (recipe, what is replaced, with what, what the line says); found before a stage runs. Lines
-# are added below the head of a table, and, for "", at the end.
+# Name -> (recipe, what is replaced, with what, what the line says); found before a stage runs.
+# Lines are added below the head of a table, and, for "", at the end.
 EARLY = {
     "column": (BASE, "text:corpus.txt", "json:rows.jsonl?column=body", [CORPUS, "body"]),
     "file": (BASE, "corpus.txt", "corpse.txt", [CORPUS, "corpse.txt"]),

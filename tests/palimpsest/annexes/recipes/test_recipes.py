@@ -146,52 +146,40 @@ def test_show_prints_commands_and_runs_nothing(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
+A, WORDS = "[corpus.a]\ncorpus = 'text:a'\n", "[vocabulary]\ncorpus = 'text:a'\n"
+X = "[cache.x]\ntask = 'lm'\nvocabulary = 'bytes'\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[evaluate]", "needs the key model_dir or a [pretrain]"),
         ("[[cache]]\ntask = 'lm'", "cache must be a table, [cache] or [cache.NAME]"),
         ("[[cache.a]]\ntask = 'lm'", "[[cache.a]] is a list of tables: write [cache.a]"),
-        (
-            "[cache.a]\ntask = 'lm'\ncorpus = 'text:a'\nvocabulary = 'bytes'\ndry_run = true",
-            "dry_run makes no whole cache.a",
-        ),
-        (
-            "[recipe]\nfolder = 'a,b'\n[corpus.a]\ncorpus = 'text:a'\n[dedup]\n"
-            "[cache.a]\ntask = 'lm'\nvocabulary = 'bytes'",
-            "the folder a,b has a comma",
-        ),
+        (f"{X}corpus = 'text:a'\ndry_run = true", "dry_run makes no whole cache.x"),
+        (f"[recipe]\nfolder = 'a,b'\n{A}[dedup]\n{X}", "the folder a,b has a comma"),
         ("[recipe]\nfolder = '/'\n[vocabulary]", "name a folder of its own"),
         ("[recipe]\ntitle = 3\n[vocabulary]", "title = 3: it must be a text"),
         ("[cache.x]\nvocabulary = 'bytes'", "needs the key task"),
-        ("[vocabulary]\ncorpus = 'text:a'\noutput = ''", "needs the key output"),
+        (f"{WORDS}output = ''", "needs the key output"),
         ("[vocabulary]\ncorpora = 3", "must be a list of names"),
         ("[vocabulary]\nvocab_size = {a = 1}", "has no such table"),
-        ("[vocabulary]\ncorpus = 'text:a'\noutput = '{vocabulary}/x'", "refers to itself"),
-        ("[corpus.a]\ncorpus = 'text:a'\nlanguages = 3\n[vocabulary]", "languages (texts)"),
-        ("[corpus.a]\ncorpus = 'text:a'\nweight = 0\n[vocabulary]", "a number above 0"),
+        (f"{WORDS}output = '{{vocabulary}}/x'", "refers to itself"),
+        (f"{A}languages = 3\n[vocabulary]", "languages (texts)"),
+        (f"{A}weight = 0\n[vocabulary]", "a number above 0"),
+        (f"[pretrain]\nlengths = {{inputs = 'abc'}}\n{X}", "inputs=abc"),
         (
-            "[pretrain]\nlengths = {inputs = 'abc'}\n[cache.x]\ntask = 'lm'\nvocabulary = 'a'",
-            "inputs=abc",
+            f"{X}{X}".replace("'lm'", "'rlm_lm'").replace("e.x", "e.y", 1),
+            "[cache.y] and [cache.x] both write it/cache/rlm_lm",
         ),
+        (f"{A}[vocabulary]\ncorpora = ['a', 'a']", "corpora: a is there twice"),
         (
-            "[cache.x]\ntask = 'rlm_lm'\nvocabulary = 'a'\n"
-            "[cache.y]\ntask = 'rlm_lm'\nvocabulary = 'a'",
-            "[cache.x] and [cache.y] both write it/cache/rlm_lm",
-        ),
-        (
-            "[corpus.a]\ncorpus = 'text:a'\n[vocabulary]\ncorpora = ['a', 'a']",
-            "corpora: a is there twice",
-        ),
-        (
-            "[cache.x]\ntask = 'lm'\ncorpus = 'text:a'\nvocabulary = 'a'\n"
-            "[pretrain]\ntask = 'y_lm'",
+            f"{X}corpus = 'text:a'\n[pretrain]\ntask = 'y_lm'",
             "[pretrain]: --task=y_lm: no [cache] makes it (did you mean x_lm?)",
         ),
         (
-            "[corpus.en]\ncorpus = 'text:a'\n[corpus.ro]\ncorpus = 'text:a'\n"
-            "[cache.x]\ntask = 'lm'\nvocabulary = 'a'\n[pretrain]\ntask = 'x_en_mlm'",
-            "--task=x_en_mlm: no [cache] makes it",
+            f"{A}{A.replace('s.a', 's.ro')}{X}[pretrain]\ntask = 'x_a_mlm'",
+            "--task=x_a_mlm: no [cache] makes it",
         ),
     ],
 )
