@@ -30,14 +30,11 @@ def cache(text_cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("many")
     size = sum(path.stat().st_size for path in text_cache.parents[1].glob("*.txt"))
     made = command(
-        "pipeline.build",
-        "--task=python_docs_span_corruption",
+        "pipeline.build", "--task=python_docs_span_corruption",
         f"--corpus=text:{text_cache.parents[1]}/*.txt?split=train",
-        f"--vocabulary={text_cache.parents[1]}/vocabulary",
-        f"--cache_dir={folder}",
-        "--row_tokens=100",
-        f"--shard_bytes={size // 40}",
-    )
+        f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}",
+        "--row_tokens=100", f"--shard_bytes={size // 40}",
+    )  # fmt: skip
     assert made.returncode == 0, made.stderr
     return folder / "python_docs_span_corruption"
 

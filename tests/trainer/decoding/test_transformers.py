@@ -101,12 +101,9 @@ def test_beams_are_equal(pair, name):
     )
     early = {"false": False, "true": True, "never": "never"}[choices.get("early_stopping", "false")]
     theirs, scores = pair.generate(
-        eos_id,
-        num_beams=3,
-        length_penalty=choices.get("alpha", 1.0),
-        early_stopping=early,
+        eos_id, num_beams=3, length_penalty=choices.get("alpha", 1.0), early_stopping=early,
         num_return_sequences=choices.get("num_return_sequences", 1),
-    )
+    )  # fmt: skip
     check(ours, theirs)
     np.testing.assert_allclose([each.score for each in ours], scores.numpy(), rtol=1e-4)
 

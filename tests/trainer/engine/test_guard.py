@@ -42,12 +42,9 @@ def step_of(config):
 def start():
     zero = jnp.zeros(())
     return TrainState(
-        step=jnp.int32(0),
-        params={"a": zero, "b": jnp.zeros(3)},
-        opt_state=(),
-        metrics={"loss": (zero, zero)},
-        guard=guard.new_guard(),
-    )
+        step=jnp.int32(0), params={"a": zero, "b": jnp.zeros(3)}, opt_state=(),
+        metrics={"loss": (zero, zero)}, guard=guard.new_guard(),
+    )  # fmt: skip
 
 
 def after(config, batches):

@@ -65,14 +65,10 @@ def results(made, updates):
     batch = put_batch(batch_of(updates, True, V), made.mesh)
     total, weight = made.evaluation_step(state.params, batch)["loss"]
     return {
-        "initial": before,
-        "losses": losses,
-        "evaluated": float(total) / float(weight),
-        "final": bits((state.params, state.opt_state)),
-        "held": bytes_held(state),
-        "params": specs(state.params),
-        "opt_state": specs(state.opt_state),
-    }
+        "initial": before, "losses": losses, "evaluated": float(total) / float(weight),
+        "final": bits((state.params, state.opt_state)), "held": bytes_held(state),
+        "params": specs(state.params), "opt_state": specs(state.opt_state),
+    }  # fmt: skip
 
 
 def main(folder):

@@ -138,14 +138,10 @@ def test_the_card_describes_training_and_data(folder, run, text_cache):
         assert text in card, text
     _, metadata, _ = (folder / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(metadata) == {
-        "library_name": "transformers",
-        "pipeline_tag": "text2text-generation",
-        "tags": ["pretraining", "palimpsest"],
-        "license": "apache-2.0",
-        "language": ["en", "ro"],
-        "datasets": ["owner/prose"],
-        "base_model": "google/t5-v1_1-small",
-    }
+        "library_name": "transformers", "pipeline_tag": "text2text-generation",
+        "tags": ["pretraining", "palimpsest"], "license": "apache-2.0", "language": ["en", "ro"],
+        "datasets": ["owner/prose"], "base_model": "google/t5-v1_1-small",
+    }  # fmt: skip
 
 
 def test_the_data_sets_of_the_hub_are_named(run, monkeypatch):

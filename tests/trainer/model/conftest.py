@@ -111,13 +111,10 @@ def packed():
         for name in ("encoder_input_tokens", "encoder_target_tokens", "decoder_target_tokens")
     }
     return {
-        **tokens,
-        "decoder_input_tokens": np.roll(tokens["decoder_target_tokens"], 1, axis=1),
-        "encoder_segment_ids": segments,
-        "decoder_segment_ids": segments,
-        "encoder_loss_weights": segments > 0,
-        "decoder_loss_weights": segments > 0,
-    }
+        **tokens, "decoder_input_tokens": np.roll(tokens["decoder_target_tokens"], 1, axis=1),
+        "encoder_segment_ids": segments, "decoder_segment_ids": segments,
+        "encoder_loss_weights": segments > 0, "decoder_loss_weights": segments > 0,
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -92,12 +92,9 @@ def test_each_layer_of_a_scan_drops_units_of_its_own(make_config):
     @jax.jit
     def encode(params, tokens):
         return build_model(spec).apply(
-            {"params": params},
-            {"encoder_input_tokens": tokens},
-            deterministic=False,
-            rngs={"dropout": jax.random.key(0)},
-            method="encode",
-        )
+            {"params": params}, {"encoder_input_tokens": tokens}, deterministic=False,
+            rngs={"dropout": jax.random.key(0)}, method="encode",
+        )  # fmt: skip
 
     states = np.round(encode(params, np.ones((1, 64), int))[0], 4)
     # Kept by none, one or both of the layers; never by one if their draws were the same.

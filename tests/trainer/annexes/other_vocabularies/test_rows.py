@@ -112,12 +112,8 @@ def test_a_byte_spells_only_what_no_other_piece_does():
 def test_a_map_moves_rows_and_names_what_is_wrong(loaded):
     ids = loaded["llama"]
     id_map = [
-        *range(ids.first_sentinel - 3),
-        None,
-        None,
-        None,
-        *range(ids.first_sentinel, ids.size),
-    ]
+        *range(ids.first_sentinel - 3), None, None, None, *range(ids.first_sentinel, ids.size),
+    ]  # fmt: skip
     found = by_map(id_map, ids, ids.size, ids.size)
     assert (found.carried, found.dropped) == (ids.size - 3, 3)
     token = ids.first_sentinel - 1  # spelled by its byte

@@ -44,15 +44,11 @@ def test_loops_multiply_and_conditional_parts_count_once_a_group():
     text = bundles(
         "/* Start region 1 */ /* iteration index, stage = 1 */",
         "%p4 = scmp.ne.s32.totalorder %s7, 0 ;; %s7 = sphi %s8 /* iteration index, stage = 1 */",
-        "%4 = sbr.rel (%p4) target = $region60",
-        150,
-        "/* Start/End empty region 60 */",
-        *loop(7, 40, 4),
-        *loop(8, 50, "%s9"),
-        *loop(9, 300, 2),
+        "%4 = sbr.rel (%p4) target = $region60", 150, "/* Start/End empty region 60 */",
+        *loop(7, 40, 4), *loop(8, 50, "%s9"), *loop(9, 300, 2),
         "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
         "%8 = sbr.rel (!%p2) target = $region1",
-    )
+    )  # fmt: skip
     schedule = Bundles.parse(text).kernel_schedule()
     # The limit of the second loop varies: the mean of one run and those of the grid's own body.
     assert schedule.once == 150
@@ -77,14 +73,11 @@ def test_loops_multiply_and_conditional_parts_count_once_a_group():
 def test_what_runs_at_one_index_of_the_grid_counts_once(register, comparison, negation, once):
     text = bundles(
         "%s7 = sphi %s5 /* iteration index, stage = 1 */ /* Start region 1 */",
-        "%s8 = sand.u32 1, %s7",
-        f"%p4 = scmp.{comparison}.s32.totalorder {register}, 0",
-        f"%4 = sbr.rel ({negation}%p4) target = $region60",
-        150,
-        "/* Start/End empty region 60 */",
+        "%s8 = sand.u32 1, %s7", f"%p4 = scmp.{comparison}.s32.totalorder {register}, 0",
+        f"%4 = sbr.rel ({negation}%p4) target = $region60", 150, "/* Start/End empty region 60 */",
         "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
         "%8 = sbr.rel (!%p2) target = $region1",
-    )
+    )  # fmt: skip
     schedule = Bundles.parse(text).kernel_schedule()
     assert (schedule.once, schedule.step) == (once, 157 - once)
 
@@ -92,14 +85,11 @@ def test_what_runs_at_one_index_of_the_grid_counts_once(register, comparison, ne
 def test_loops_over_tiles_are_work_of_every_step():
     text = bundles(
         "/* Start region 1 */ /* iteration index, stage = 1 */",
-        "%4 = sbr.rel (%p4) target = $region60",
-        100,
-        *loop(8, 50, "%s9"),
-        "/* Start/End empty region 60 */",
-        400,
+        "%4 = sbr.rel (%p4) target = $region60", 100, *loop(8, 50, "%s9"),
+        "/* Start/End empty region 60 */", 400,
         "%p2 = scmp.ge.s32.totalorder %s2, 98 /* loop exit test */",
         "%8 = sbr.rel (!%p2) target = $region1",
-    )
+    )  # fmt: skip
     schedule = Bundles.parse(text).kernel_schedule()
     assert (schedule.once, schedule.inner) == (0, 52)
 

@@ -123,12 +123,9 @@ def test_a_run_that_does_not_fit_is_refused_with_one_that_does():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_compilation_at_once(number, tmp_path):
     command = [
-        sys.executable,
-        "-m",
-        "trainer.annexes.planning.plan",
-        "--topology=v5e:2x2",
+        sys.executable, "-m", "trainer.annexes.planning.plan", "--topology=v5e:2x2",
         "--preset=t5_1_1_base",
-    ]
+    ]  # fmt: skip
     flags = [*SIDES, "--batch_size=64", "--model.dtype=bfloat16"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(

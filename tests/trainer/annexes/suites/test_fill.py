@@ -78,12 +78,9 @@ def test_gaps_of_questions_are_counted_and_the_surest_is_shown(
     fill.main([f"--questions={tmp_path}/mine.jsonl", f"--model_dir={run}"])
     out = capsys.readouterr().out.splitlines()
     assert out == [
-        "gaps filled      4",
-        "rightly          2, 50.0% [15.0, 85.0]",
-        "always [the]     2, 50.0%",
-        "",
-        "A [list] of it.",
-    ]
+        "gaps filled      4", "rightly          2, 50.0% [15.0, 85.0]",
+        "always [the]     2, 50.0%", "", "A [list] of it.",
+    ]  # fmt: skip
     # The words end where the next span begins.
     assert made[0].decoder._decoding.eos_id == spm.size - 2
 
