@@ -1,7 +1,6 @@
 """A cache has the same bytes whatever happens while it is built."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -16,8 +15,7 @@ from tasks.cache import receipts
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.damage import flip, truncate
-from tests.support.parameters import slow_unless
-from tests.support.processes import wait_for, workers_of
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -175,22 +173,3 @@ def test_foreign_files_are_not_changed(build, tmp_path):
     with pytest.raises(UserError, match=r"holds COMPLETED.*another --cache_dir"):
         build(tmp_path)
     assert os.listdir(tmp_path / TASK) == ["COMPLETED"]
-
-
-@pytest.mark.parametrize("sigint", slow_unless({signal.SIG_IGN}, [signal.SIG_DFL, signal.SIG_IGN]))
-def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
-    """Beam alone would wait for the worker forever."""
-    folder = tmp_path / TASK
-    # About 40 MB, so that the build is still running when the worker is found.
-    text = "\n".join(documents.values())
-    with open(tmp_path / "long.jsonl", "w") as file:
-        file.writelines(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30))
-    spec = f"--corpus=json:{tmp_path}/long.jsonl?validation=0"
-    process = start(tmp_path, "--workers=2", spec, sigint=sigint)
-    assert wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
-    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=DEADLINE_SECONDS)
-    assert process.returncode == 2
-    assert len(without_progress(err)) == 1, err
-    assert "worker process died" in err
-    assert not (folder / "manifest.json").exists()

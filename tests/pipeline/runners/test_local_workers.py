@@ -47,8 +47,8 @@ def launch(start, tmp_path):
     """Returns `start`, whose processes are killed in the end."""
     started = []
 
-    def run(*more):
-        started.append(start(tmp_path, *more))
+    def run(*more, **how):
+        started.append(start(tmp_path, *more, **how))
         return started[-1]
 
     yield run
@@ -66,7 +66,7 @@ def one_line(build) -> str:
 
 
 def test_a_killed_worker_ends_the_others(launch, tmp_path):
-    build = launch("--workers=2")
+    build = launch("--workers=2", sigint=signal.SIG_IGN)  # as of a command with `&`
     wait_for_workers(build, 2)
     os.kill(workers_of(build.pid)[0], signal.SIGKILL)
     assert "a worker process died by signal 9: if memory ran out" in one_line(build)
