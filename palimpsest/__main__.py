@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from palimpsest import completion
 from palimpsest.commands import COMMANDS, GROUPS, command, summary
 from tasks import annexes
 from tasks.terminal import command_line, extras, programs
@@ -33,7 +32,7 @@ def page(start: str = "") -> str:
             lines += ["", f"{group}:"]
             lines += [f"  {name:<21} {summary(module)}" for name, module in found.items()]
     lines += ["", f"{_PROGRAM} COMMAND --help shows the flags of a command."]
-    lines += [f"{_PROGRAM} completion bash, zsh or fish prints a script that completes them."]
+    lines += annexes.entries("words_help").values()
     return "\n".join(lines)
 
 
@@ -50,15 +49,15 @@ def _run(words: list[str]) -> None:
         print(page())
     elif first == _VERSION:
         print(f"{extras.DISTRIBUTION} {extras.version()}")
-    elif first == "completion":
-        print(completion.script(words[1] if len(words) > 1 else ""))
-    elif first == completion.COMPLETE and len(words) == 3:
-        print("\n".join(completion.candidates(words[1], words[2])))
+    elif answer := annexes.get("words", first):
+        answer(words[1:])
     elif any(name.startswith(f"{first} ") for name in COMMANDS) and words[1:] in ([], ["--help"]):
         print(page(f"{first} "))
     else:
         name = " ".join(word for word in words[:2] if not word.startswith("-"))
-        hint = nearest(name, COMMANDS) or nearest(first, [*COMMANDS, "completion"])
+        hint = nearest(name, COMMANDS) or nearest(
+            first, [*COMMANDS, *annexes.entries("words_help")]
+        )
         raise UserError(f"unknown command {name or first}{hint}; {_PROGRAM} --help lists them")
 
 

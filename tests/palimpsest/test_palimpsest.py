@@ -1,14 +1,12 @@
-"""`palimpsest COMMAND`: every command by name, what --help lists, and completion."""
+"""`palimpsest COMMAND`: every command by name, what --help lists."""
 
 import importlib
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from palimpsest import completion
 from palimpsest.__main__ import main, named, page
 from palimpsest.commands import COMMANDS, GROUPS, command, summary
 from tasks.terminal import extras
@@ -72,7 +70,6 @@ def test_words_name_a_command():
         (["pretain"], 2, "palimpsest: error: unknown command pretain (did you mean pretrain?)"),
         (["vocab", "trian"], 2, "(did you mean vocab train?)"),
         (["--version"], 0, f"palimpsest-lm {extras.version()}\n"),
-        (["completion"], 2, "must be one of bash, zsh, fish"),
     ],
 )
 def test_the_program(words, code, says, capsys):
@@ -111,41 +108,3 @@ def test_the_list_and_the_version_import_no_command(word):
     loaded = set(run.stderr.split())
     assert "palimpsest.commands" in loaded
     assert not loaded & {*COMMANDS.values(), "numpy", "fsspec"}
-
-
-def test_candidates():
-    assert completion.candidates("fish", "palimpsest pre") == ["pretrain "]
-    assert "train " in completion.candidates("fish", "palimpsest vocab tr")
-    assert completion.candidates("zsh", "palimpsest pretrain --model.dty") == ["--model.dtype="]
-    assert completion.candidates("zsh", "palimpsest pretrain --model.dtype=b") == [
-        "--model.dtype=bfloat16 "]  # fmt: skip
-    assert completion.candidates("bash", "palimpsest pretrain --seed=1 --model.dtype=") == [
-        "bfloat16 ", "float32 "]  # fmt: skip
-    assert completion.candidates("zsh", "palimpsest build --cache-d") == ["--cache_dir="]
-    assert completion.candidates("zsh", "palimpsest vo") == ["vocab "]
-    assert completion.candidates("zsh", "palimpsest verify --he") == ["--help "]
-    assert completion.candidates("bash", "palimpsest build --ver") == ["--verbose "]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_reads_its_script(shell):
-    if not shutil.which(shell):
-        pytest.skip(f"there is no {shell} here")
-    run = subprocess.run(
-        [shell, "-n"], input=completion.script(shell), capture_output=True, text=True
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-
-
-def test_bash_completes(tmp_path):
-    program = tmp_path / "palimpsest"
-    program.write_text(f'#!/bin/bash\ncd {ROOT} && exec {sys.executable} -m palimpsest "$@"\n')
-    program.chmod(0o755)
-    line = "palimpsest evaluate --st"
-    code = f'{completion.script("bash")}\nCOMP_LINE="{line}" COMP_POINT={len(line)}\n_palimpsest\n'
-    run = subprocess.run(
-        ["bash", "-c", f'PATH={tmp_path}:$PATH\n{code}printf "<%s>" "${{COMPREPLY[@]}}"'],
-        capture_output=True,
-        text=True,
-    )
-    assert run.stdout == "<--steps=>", run.stderr

@@ -1,13 +1,12 @@
 """Completion of commands, flags and choices in bash, zsh and fish."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from palimpsest.commands import COMMANDS, command
+from tasks import annexes
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of
 
-# The first word with which the scripts call this program.
-COMPLETE = "complete"
 _SCRIPTS = {
     "bash": """_palimpsest() {
   local IFS=$'\\n'
@@ -32,6 +31,18 @@ def script(shell: str) -> str:
     return _SCRIPTS[shell]
 
 
+def print_script(words: Sequence[str]) -> None:
+    """Answers `palimpsest completion SHELL`."""
+    print(script(words[0] if words else ""))
+
+
+def print_candidates(words: Sequence[str]) -> None:
+    """Answers `palimpsest complete SHELL LINE`, which the scripts call."""
+    if len(words) != 2:
+        raise UserError("palimpsest complete SHELL LINE is for the scripts of completion")
+    print("\n".join(candidates(*words)))
+
+
 def candidates(shell: str, line: str) -> list[str]:
     """Returns the possible completions of a command line's last word.
 
@@ -51,7 +62,7 @@ def candidates(shell: str, line: str) -> list[str]:
 def _values(words: list[str], last: str) -> Iterator[str]:
     name = next((name for name in COMMANDS if name.split() == words[: len(name.split())]), None)
     if name is None:
-        for each in (*COMMANDS, "completion"):
+        for each in (*COMMANDS, *annexes.entries("words_help")):
             parts = each.split()
             begin, after = parts[: len(words)], parts[len(words) :]
             if begin == words and after and after[0].startswith(last):
