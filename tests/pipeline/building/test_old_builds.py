@@ -17,6 +17,7 @@ from pipeline.building import lifecycle
 from pipeline.runners import local_workers
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import PLAN_MARK
+from tasks.cache.receipts import finished
 from tasks.storage import files, lock
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
@@ -224,38 +225,6 @@ def test_a_job_that_outlives_its_command_writes_nothing_after_a_takedown(
     assert_taken_down(build, tmp_path)
 
 
-def following():
-    """Returns what a run that follows a build opens the cache with, an annex; skips without it."""
-    return pytest.importorskip("trainer.annexes.following.building_cache")
-
-
-@pytest.mark.google
-def test_a_run_that_follows_gets_no_shard_of_an_older_build(build, runner, gcs, tmp_path):
-    build(cache_dir="gs://bucket/old")
-    old = {name.partition("/")[2]: gcs.read(name) for name in gcs.names("old/")}
-    read = Counter()
-
-    def look(number):
-        # Files of the old build, as if it had been stopped after its last look at the plan.
-        names = gcs.names(f"cache/{TASK}/")
-        for name in old.keys() - {each.partition("/")[2] for each in names}:
-            if "-of-" in name:
-                gcs.store.put("bucket", f"cache/{name}", old[name], {}, {})
-        followed = following().opened(FOLDER)
-        for split, count in followed.manifest.plan.shards.items():
-            known = [n for n in range(1, count + 1) if followed.look(split, n)]
-            shards = followed.manifest.splits[split]
-            assert len(shards) == len(known) == number
-            names = [name for shard in shards for name in shard.files if ".tfrecord-" in name]
-            read.update(re.findall("<(d[0-9]+)>", stream(FOLDER, names)))
-
-    runner.before = look
-    build(f"--exclude={tmp_path}/ids")
-    assert read
-    assert not read.keys() & set(LISTED)
-    assert_taken_down(build, tmp_path)
-
-
 @pytest.mark.google
 def test_an_extension_while_an_older_build_goes_on(build, runner, gcs, tmp_path):
     def extend(number):
@@ -351,8 +320,9 @@ def test_a_takedown_killed_while_it_renames_receipts(build, runner, tmp_path, mo
         with pytest.raises(Frozen):
             build(f"--exclude={tmp_path}/ids", cache_dir=cache.parent)
     # In between, nobody takes an old receipt for one of the new plan.
-    followed = following().opened(str(cache))
-    assert sum(followed.look(split, 6) for split in ("train", "validation")) == 0
+    sizes, plan = files.list_sizes(str(cache)), lifecycle.planned(str(cache))
+    for split, count in plan.shards.items():
+        assert not all(finished(str(cache), plan, split, n, sizes) for n in range(count))
     build(cache_dir=cache.parent)
     assert verify(str(cache))[1] == []
     build(f"--exclude={tmp_path}/ids", cache_dir=f"{tmp_path}/scratch")
