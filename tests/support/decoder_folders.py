@@ -9,15 +9,6 @@ from trainer.model.config import ModelConfig
 SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 48, "vocab_size": 704}
 SIZES |= {"num_encoder_layers": 0, "num_decoder_layers": 2}
 DECODERS = {
-    "gemma2": ModelConfig(
-        family="gemma",
-        num_kv_heads=2,
-        norm_placement="sandwich",
-        attention_softcap=2.0,
-        logits_softcap=3.0,
-        attention_window="sliding:window=5,layers=lg",
-        **SIZES,
-    ),
     "qwen3": ModelConfig(family="llama", query_key_norm=True, tied_logits=True, **SIZES),
     "llama": ModelConfig(family="llama", num_kv_heads=1, **SIZES),
 }

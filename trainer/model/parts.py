@@ -106,7 +106,7 @@ class Rotary:
         "share of a head's channels that is rotated; None means all, but a quarter in BERT",
         rule=Rule("in (0, 1]", lambda value: 0 < value <= 1),
     )
-    cross: bool = field(False, "also rotate cross-attention's queries and keys, as in MARCH V2")
+    cross: bool = field(False, "also rotate cross-attention's queries and keys")
     scaling: str = field(
         "none",
         "slow rotation down for rows longer than in pretraining: all pairs by `factor` (linear), "

@@ -1,8 +1,7 @@
 """Layers that see only a window of their row, alternating with layers that see all of it. No JAX.
 
 Source: Mistral 7B (arXiv:2310.06825), section 2; Gemma 2 (arXiv:2408.00118), section 2; Gemma 3
-(arXiv:2503.19786), section 2, for rotary positions of local layers with a base of their own; LongT5
-(arXiv:2112.07916), section 3.1.1, for windows in the encoder alone.
+(arXiv:2503.19786), section 2, for rotary positions of local layers with a base of their own.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Sliding:
         rule=at_least(0),
     )
     decoder: bool = field(
-        True, "a decoder beside an encoder has local layers, too; false: it sees all, as in LongT5"
+        True, "a decoder beside an encoder has local layers, too; false: it sees all"
     )
 
     def __post_init__(self) -> None:

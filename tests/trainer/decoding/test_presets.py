@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.support.cases import entries, rows
 from tests.support.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.test_every_preset import MODELS, PREDICTS_NEXT, VOCAB_SIZE
@@ -20,11 +21,7 @@ pytestmark = pytest.mark.processes
 
 NEW, WIDTH = 5, 6
 # One of each kind of cache, and one prefix that sees itself; the others are slow.
-FAST = (
-    ("t5_1_1_tiny", False), *(("tiny_primer", prefix) for prefix in (False, True)),
-    ("march_unified_attention", False), ("tiny_evolved_transformer", False),
-    ("tiny_synthesizer", False), ("tiny_synthesizer_dense", True),
-)  # fmt: skip
+FAST = (("t5_1_1_tiny", False), ("lm_tiny", True), *rows("DECODED_FAST"))
 
 
 def steps_of(
@@ -91,16 +88,8 @@ PIECES = {
     "rotary_cross": ("t5_1_1_tiny", {"position": "rotary:cross=true"}),
     "bias_per_layer": ("lm_tiny", {"position": "relative_per_layer"}),
     "weights": ("lm_tiny", {"attention_weights": "norm_squared_relu"}),
-    "upstream_synthesizer": ("tiny_synthesizer", {"upstream_compat": True}),
-    "upstream_dense": ("tiny_synthesizer_dense", {"upstream_compat": True}),
-    "upstream_evolved": ("tiny_evolved_transformer", {"upstream_compat": True}),
-    "window": ("lm_tiny", {"attention_pattern": "local:block=2,window=3"}),
-    # As many blocks as in the row of the parallel pass: their number decides over the draw.
-    "random_blocks": ("llama3_1b",
-        {"attention_pattern": "bigbird:block=3,window=1,random_blocks=1,per_head=true"}),
-    "fixed_blocks": ("t5_1_1_tiny",
-        {"attention_pattern": "fixed:block=1,window=2,head_patterns=2"}),
-}  # fmt: skip
+    **entries("DECODED_PIECES"),
+}
 
 
 @pytest.mark.slow

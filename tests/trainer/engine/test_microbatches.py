@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.cases import rows
 from tests.support.compiled import compiled
 from tests.support.parameters import slow_unless
 from tests.support.runs import config_of
@@ -88,10 +89,9 @@ def plain_gradient(loss, rows, key, dropout_rate=0.5, flags=(), jit=jax.jit):
     return plain_gradients(loss, dropout_rate, flags, jit)(params, batch, key)
 
 
-QUICK = [("lm_tiny", "real"), ("bert_tiny", "sequences"), ("tiny_primer", "sum")]
+QUICK = [("lm_tiny", "real"), ("bert_tiny", "sequences")]
 CASES = [*QUICK, ("bert_tiny", "sum"), *(("lm_tiny", name) for name in LOSSES if name != "real")]
-PRIMERS = ("evolved_transformer", "primer_ez", "synthesizer", "synthesizer_dense")
-CASES += [(f"tiny_{name}", "total") for name in (*PRIMERS, "transformer_plusplus")]
+CASES += rows("MICROBATCHES")
 
 
 @pytest.mark.parametrize(("preset", "name"), slow_unless(QUICK, CASES))

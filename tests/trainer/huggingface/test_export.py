@@ -13,6 +13,7 @@ from huggingface_hub import constants
 from tasks.cache.filtered import ExcludeRecord, FilterRecord
 from tasks.storage import seal
 from tasks.terminal.command_line import UserError
+from tests.support.cases import rows
 from tests.support.parameters import slow_unless
 from tests.support.processes import started
 from tests.support.runs import TASK, config_of, flags_of
@@ -275,7 +276,7 @@ def test_a_model_unknown_to_transformers_is_rejected(prefix_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["lm_tiny", "tiny_primer"])
+@pytest.mark.parametrize("preset", ["lm_tiny", *rows("PRESETS_OF_CUSTOM_CODE")])
 def test_custom_code_runs_a_model_unknown_to_transformers(text_cache, prefix_run, tmp_path, preset):
     if preset != "lm_tiny":
         flags = ["--lengths.targets=40"]

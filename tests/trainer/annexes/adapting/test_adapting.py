@@ -10,16 +10,30 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
 from tasks.vocabulary import T5_IDS
-from tests.support import runs
-from tests.support.decoder_folders import DECODERS, written
+from tests.support import decoder_folders, runs
+from tests.support.decoder_folders import SIZES, written
 from tests.support.runs import stub
 from trainer.annexes.adapting import adapting
 from trainer.config.from_flags import RunFlags, configured
 from trainer.huggingface import configs, model_config
+from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
 from trainer.starting import init_from
+
+DECODERS = {
+    "gemma2": ModelConfig(
+        family="gemma",
+        num_kv_heads=2,
+        norm_placement="sandwich",
+        attention_softcap=2.0,
+        logits_softcap=3.0,
+        attention_window="sliding:window=5,layers=lg",
+        **SIZES,
+    ),
+    **decoder_folders.DECODERS,
+}
 
 
 @pytest.fixture(params=DECODERS)

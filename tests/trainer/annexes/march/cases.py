@@ -50,3 +50,5 @@ OPTIMIZER_SEEDS = {
     },
 }
 OPTIMIZER_RATES = {"march": {0: 1e-4, 14_999: 1e-4}}
+
+DECODED_FAST = [("march_unified_attention", False)]

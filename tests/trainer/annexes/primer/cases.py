@@ -62,3 +62,23 @@ SHARDED = dict.fromkeys(
     ),
     (),
 )
+
+# Of one kind of cache each; and a prefix that sees itself.
+DECODED_FAST = [
+    *(("tiny_primer", prefix) for prefix in (False, True)),
+    *(("tiny_evolved_transformer", False), ("tiny_synthesizer", False)),
+    ("tiny_synthesizer_dense", True),
+]
+DECODED_PIECES = {
+    "upstream_synthesizer": ("tiny_synthesizer", {"upstream_compat": True}),
+    "upstream_dense": ("tiny_synthesizer_dense", {"upstream_compat": True}),
+    "upstream_evolved": ("tiny_evolved_transformer", {"upstream_compat": True}),
+}
+
+MICROBATCHES = [
+    ("tiny_primer", "sum"),
+    *((f"tiny_{name}", "total") for name in ("evolved_transformer", "primer_ez", "synthesizer")),
+    *((f"tiny_{name}", "total") for name in ("synthesizer_dense", "transformer_plusplus")),
+]
+
+PRESETS_OF_CUSTOM_CODE = ["tiny_primer"]
