@@ -15,6 +15,7 @@ from tasks.annexes.arrow import arrow
 from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import pieces_and_rows as read
+from tests.support.servers.gcs import GcsServer
 
 ANY_FOLDER = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -235,6 +236,14 @@ def test_a_saved_data_set_has_its_own_splits(saved):
     assert ids(f"arrow:{saved}/train?validation=0") == train
     with pytest.raises(UserError, match="has no split nope"):
         read(f"arrow:{saved}?split=nope")
+
+
+@pytest.mark.google
+def test_a_saved_data_set_in_a_failing_bucket_is_read(saved, in_bucket):
+    with GcsServer(faults=0.1, seed=5) as gcs:
+        in_bucket(gcs)
+        gcs.store.fill(saved, "corpus/saved")
+        assert ids("arrow:gs://bucket/corpus/saved") == ids(f"arrow:{saved}")
 
 
 def test_files_left_from_another_save_are_not_read(saved):
