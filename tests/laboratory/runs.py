@@ -271,7 +271,7 @@ class Trial:
             # Small shares are read several times.
             flags["data.take"] = 0.5 if flags["microbatches"] == 2 else 0.05
         if chance() < 0.15:
-            flags["lora.rank"] = 2
+            flags |= {"lora.rank": 2} if "lora" in annexes.entries("settings") else {}
         elif chance() < 0.15:
             flags["trainable"] = "decoder|mlp"
         if flags["data.shuffle"] == "block":

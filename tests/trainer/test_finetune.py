@@ -1,23 +1,18 @@
-"""Fine-tuning by the command: settings, metrics in the loop, processes, LoRA and its export."""
+"""Fine-tuning by the command: settings, metrics in the loop, processes."""
 
 import json
 import os
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import completed
-from tests.support.runs import command, curve, done, finish, flags_of, metadata, start_all, state
-from tests.support.trees import assert_close, assert_equal
+from tests.support.runs import command, curve, done, finish, flags_of, metadata, start_all
 from tests.support.words import changed
 from tests.trainer.conftest import assert_one_line, built, ended
 from tests.trainer.huggingface.test_export import save_run
-from trainer.checkpoints import stored
-from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
-from trainer.trained import trained_run
 
 STEPS = 6
 
@@ -145,27 +140,6 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     made = completed(finetune(pretrained, pairs, model, *flags, right), env=env)
     assert made.returncode == 0, made.stderr
     assert "resumes from checkpoint 3" in made.stdout
-
-
-@pytest.mark.slow
-def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_path):
-    flags = ("--lora.rank=2", "--evaluation.every_steps=0", "--checkpoint.best_metric=None")
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    made = done(finetune(pretrained, pairs, whole, *flags))
-    assert "LoRA of rank 2 on " in made.stdout
-    source = shutil.copytree(pretrained, tmp_path / "source")
-    done(finetune(source, pairs, broken, *flags, "--train_steps=4"))
-    shutil.rmtree(source)
-    made = done(finetune(source, pairs, broken, *flags))
-    assert "resumes from checkpoint 4" in made.stdout
-    assert_equal(state(broken, STEPS), state(whole, STEPS))
-    done(command("trainer.export", f"--model_dir={whole}", f"--output={tmp_path}/exported"))
-    third = tmp_path / "third"
-    done(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
-    opened = trained_run.open_run(str(whole))
-    sums = trained_run.restore(opened, None, trained_run.vocabulary_of(opened, None))[1]
-    found = {name: each.whole() for name, each in stored.load(str(third)).parameters.items()}
-    assert_close(found, named(sums), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import chosen_steps
 from trainer.checkpoints.tensors import Index, Tensor
-from trainer.config.lora import LORA, LoraConfig
 from trainer.engine import checksums
 
 _METADATA, _STATE = "_METADATA", "state"
@@ -117,7 +116,7 @@ def chosen(folder: str, step: int) -> str:
 def load(path: str) -> Checkpoint:
     """Opens the checkpoint at `path`, or the newest in that folder; reads names, shapes and dtypes.
 
-    LoRA's products are merged into their kernels.
+    Parameters that an annex added to the model's own are merged into these.
     """
     path = find(path)
     folder = orbax_folder(path)
@@ -147,31 +146,11 @@ def _ours(path: str, tensors: Mapping[str, Tensor]) -> Checkpoint:
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
     parameters, state = inside(tensors, "params/"), inside(tensors, "opt_state/")
     step = int(tensors["step"].whole())
-    if any(name.startswith(f"{LORA}/") for name in parameters) and "config" in run:
-        # The state belongs to LoRA's parameters, which merging removes.
-        parameters, state = _merged(parameters, LoraConfig(**run["config"]["lora"])), {}
+    for added, reference in annexes.entries("added_parameters").items():
+        if any(name.startswith(f"{added}/") for name in parameters) and "config" in run:
+            # The state belongs to what was added, which merging removes.
+            parameters, state = annexes.load(reference)(parameters, run["config"]), {}
     return Checkpoint(path, step, parameters, state, run)
-
-
-def _merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
-    """Returns the kernels plus LoRA's products, read lazily; middle axes index layers."""
-
-    def merged(kernel: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        def read(index: Index) -> np.ndarray:
-            first, *between, last = index
-            everything = slice(None)
-            factors = a.read((first, *between, everything)), b.read((everything, *between, last))
-            product = np.einsum("d...r,r...f->d...f", *factors)
-            return kernel.read(index) + np.float32(config.scale) * product
-
-        return Tensor(kernel.shape, kernel.dtype, read)
-
-    found = {}
-    for name, tensor in parameters.items():
-        if not name.startswith(f"{LORA}/"):
-            a, b = (parameters.get(f"{LORA}/{name}/{side}") for side in "ab")
-            found[name] = merged(tensor, a, b) if a and b else tensor
-    return found
 
 
 def raw_tensors(path: str) -> dict[str, Tensor]:

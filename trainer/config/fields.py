@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,3 +181,11 @@ def with_settings(value: Any, settings: Sequence[str], flag: str, name: str) -> 
         except RejectedField as error:
             raise refusal(error.rejected, f"--{flag}={setting}") from error
     return value
+
+
+def check_pattern(name: str, pattern: str | None) -> None:
+    """Raises `Rejected` if a field is not a regular expression."""
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise Rejected(name, pattern, f"a regular expression: {error}") from error

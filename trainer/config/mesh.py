@@ -66,8 +66,8 @@ class MeshConfig(Checked):
         "state (ZeRO-1), instead of all of them; None: true, except on TPU slices of more than 8 "
         "chips, where XLA sums whole gradients",
         read_if=ReadIf(
-            lambda config: config.trainable is None and config.lora.rank is None,
-            "with --trainable or --lora.rank, where every part updates all that learns",
+            lambda config: config.trainable is None and not config.names_on("tunings"),
+            "with --trainable or added parameters, where every part updates all that learns",
             whole=True,
         ),
     )

@@ -19,7 +19,7 @@ from tasks.terminal.fields import (
     one_of,
     require,
 )
-from trainer.config.lora import check_pattern
+from trainer.config.fields import check_pattern
 
 # Defaults of the fields that all optimizers have, and of those that all but adafactor have.
 _COMMON = {

@@ -38,7 +38,6 @@ from trainer.config.evaluation import (
     StoppingConfig,
     check_watched,
 )
-from trainer.config.lora import LoraConfig, check_pattern
 from trainer.config.loss import LossConfig
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
@@ -242,7 +241,7 @@ class _Config:
     trainable: str | None = field(
         None,
         "train only parameters whose path (decoder/layers_0/mlp/wo/kernel) contains a match of "
-        "this regular expression; None: all, or only LoRA's with lora.rank",
+        "this regular expression; None: all",
     )
     on_nan: str = field(
         "stop",
@@ -303,7 +302,6 @@ class _Config:
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
-    lora: LoraConfig = field(LoraConfig, "LoRA: low-rank additions, trained instead of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
         CheckpointConfig, "Saving and keeping checkpoints", changes="nothing"
@@ -319,7 +317,7 @@ class _Config:
 
     def __post_init__(self) -> None:
         check(self)
-        check_pattern("Config.trainable", self.trainable)
+        fields.check_pattern("Config.trainable", self.trainable)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"
         known = self.train_tokens is None
@@ -335,8 +333,12 @@ class _Config:
 
     def entries(self, slot: str) -> list[Any]:
         """Imports and returns the entries of a slot whose annexes' settings of that name are on."""
-        known = annexes.entries(slot).items()
-        return [annexes.load(reference) for name, reference in known if getattr(self, name).on]
+        known = annexes.entries(slot)
+        return [annexes.load(known[name]) for name in self.names_on(slot)]
+
+    def names_on(self, slot: str) -> list[str]:
+        """Returns the names of a slot's entries whose annexes' settings are on."""
+        return [name for name in annexes.entries(slot) if getattr(self, name).on]
 
     @property
     def data_scheme(self) -> str:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.config.lora import LORA
 from trainer.engine.compiled_programs import options
 from trainer.engine.sharding import replicated, rows
 from trainer.engine.step import Batch, Parts, TrainState, make_update
@@ -28,6 +27,7 @@ class Norms:
 
     def __init__(self, parts: Parts, axes: Any, shapes: Any):
         tuning, mesh = parts.tuning, parts.mesh
+        self._added = tuning.added
         self._shapes, self._stack = tuning.learned(shapes), stack_axes(axes)
         update, shardings = make_update(parts), (parts.shardings, rows(mesh))
 
@@ -68,7 +68,7 @@ class Norms:
             lambda leaf: np.fromiter(count, np.int64, leaf.size).reshape(leaf.shape),
             jax.eval_shape(self._by_layer, self._shapes),
         )
-        added = {LORA: unstack_layers(tree[LORA])} if LORA in tree else {}
+        added = {name: unstack_layers(tree[name]) for name in tree if name == self._added}
         by_layer = named({**unstack_layers(tree), **added})
         return {name: int(np.asarray(place).item()) for name, place in by_layer.items()}
 

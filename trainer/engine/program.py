@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tasks.terminal.command_line import UserError
-from trainer.config.lora import LORA
 from trainer.config.mesh import check_dimensions
 from trainer.data.interface import Run
 from trainer.engine import compiled_programs, sharding, step
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
 from trainer.engine.step import Batch, Parts, Shares, TrainState
-from trainer.engine.trainable import Tuning
+from trainer.engine.trainable import tuning_of
 from trainer.model.apart import Apart
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
@@ -55,7 +54,7 @@ class Program:
         self._seed, self._config = config.seed, config
         # Adds features that are computed on the devices to a batch there.
         self.add_features: Callable[[Batch], Batch] = lambda batch: batch
-        self.tuning = Tuning(config, self.spec)
+        self.tuning = tuning_of(config, self.spec)
         self._optimizer = self.tuning.optimizer()
         self._model = build_model(self.spec)
         self._initial = Apart(
@@ -72,7 +71,7 @@ class Program:
             )
             self.shares, params = Shares(own, params), own
         self.shardings = self._shardings(params)
-        self.model_shardings = _of_model(self.shardings.params)
+        self.model_shardings = self.tuning.own(self.shardings.params)
         parts = Parts(
             self._model,
             self._optimizer,
@@ -105,7 +104,7 @@ class Program:
         return make(params, np.int32(updates))
 
     def merged(self, params: Any) -> Any:
-        """Returns the model's own parameters from a state's, with LoRA's added to them."""
+        """Returns the model's own parameters from a state's, with what was added to them."""
         return self._merged(params) if self.tuning.adds else params
 
     def with_rate_scale(self, state: TrainState, scale: float) -> TrainState:
@@ -126,7 +125,7 @@ class Program:
 
     def abstract_model(self) -> Any:
         """Returns the shapes, dtypes and shardings of the model's own parameters."""
-        return _of_model(self.abstract_state().params)
+        return self.tuning.own(self.abstract_state().params)
 
     def describe(self) -> tuple[str, str]:
         """Returns a (subject, text) line about the mesh and the state per device."""
@@ -158,7 +157,3 @@ class Program:
             opt_state=self._optimizer.init(params),
             metrics=step.zero_metrics(self._model, self._config),
         )
-
-
-def _of_model(params: dict[str, Any]) -> dict[str, Any]:
-    return {name: tree for name, tree in params.items() if name != LORA}

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
@@ -24,7 +25,7 @@ from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.engine.trainable import Tuning
+from trainer.engine.trainable import tuning_of
 from trainer.optim.optimizer import in_places
 from trainer.optim.schedule import learning_rate_schedule
 from trainer.reporting import numbers
@@ -34,7 +35,7 @@ _RISE = 2
 # Fields of the model that may change between two updates; others would compute another function.
 _OF_MODEL = ("model.dropout_rate",)
 # Fields that decide which arrays a state has; of those in _SET, only whether they have a value.
-_OF_STATE = ("optimizer.name", "trainable", "lora.rank", "lora.kernels")
+_OF_STATE = ("optimizer.name", "trainable")
 _SET = ("plateau.metric",)
 
 
@@ -62,7 +63,7 @@ class Branch:
     def state(self, program: Program) -> TrainState:
         """Reads the state onto the program's devices."""
         now = program.abstract_state()
-        optimizer = Tuning(self.before, program.spec).optimizer()
+        optimizer = tuning_of(self.before, program.spec).optimizer()
         then = in_places(jax.eval_shape(optimizer.init, now.params), now.opt_state)
         source = Checkpoints(self.folder, writable=False)
         state = source.restore(self.step, replace(now, opt_state=then))
@@ -126,6 +127,8 @@ def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> No
     if vocabulary and vocabulary != run.data.vocabulary_sha256:
         raise UserError(f"{flag} has another vocabulary than {config.task}: use --init_from")
     old = dict(fields.leaves(before))
+    groups = {name: getattr(config, name).OF_STATE for name in annexes.entries("tunings")}
+    of_state = (*_OF_STATE, *(f"{name}.{each}" for name in groups for each in groups[name]))
     for path, value in fields.leaves(config):
         other = path.startswith("model.") and old.get(path) != value and path not in _OF_MODEL
         if other and changes(path) == "results":
@@ -136,7 +139,7 @@ def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> No
         differs = old.get(path) != value
         if path in _SET:
             differs = (old.get(path) is None) != (value is None)
-        if differs and path in (*_OF_STATE, *_SET):
+        if differs and path in (*of_state, *_SET):
             raise UserError(
                 f"{flag}: {path} was {old.get(path)}, is {value}; a branch has its run's state: "
                 "leave the flag out, or use --init_from"

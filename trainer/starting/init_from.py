@@ -29,7 +29,7 @@ from trainer.config.run import refuse_average
 from trainer.data.interface import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.engine.trainable import Tuning
+from trainer.engine.trainable import tuning_of
 from trainer.huggingface import configs
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
@@ -333,7 +333,7 @@ def _adafactor_leaves(
 
 def _abstract_state(config: Config) -> Any:
     spec = model_spec(config.model)
-    tuning = Tuning(config, spec)
+    tuning = tuning_of(config, spec)
     optimizer = tuning.optimizer()
 
     def init(key: jax.Array) -> Any:

@@ -358,7 +358,6 @@ def test_what_cannot_go_back_or_branch_is_refused(text_cache, plain, copied, cap
         (["--branch_from={plain}@10", SKIP], "but update 10 is made, which read batch 10"),
         (["--branch_from={plain}@10", "--optimizer.name=adafactor"],
          "optimizer.name was adamw, is adafactor; a branch has its run's state"),
-        (["--branch_from={plain}@10", "--lora.rank=2"], "lora.rank was None, is 2; a branch"),
         (["--branch_from={plain}@10", "--plateau.metric=loss", "--evaluation.every_steps=5"],
          "plateau.metric was None, is loss; a branch"),
         (["--branch_from={plain}@10", "--rewind_to=5"], "has no checkpoint yet"),

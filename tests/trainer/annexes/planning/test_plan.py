@@ -191,7 +191,10 @@ def test_a_search_keeps_attempts_for_variants_of_the_best(monkeypatch, most, div
         ([*TINY, "--compiler_options=fast"], "options as NAME=VALUE"),
         ([*TINY, "--compiler_options=xla_a=1,xla_a=2"], "each name once"),
         ([*TINY, "--compiler_options=xla_tpu_a=1"], "xla_tpu_a=1: it is not for cpu"),
-        ([*TINY, "--lora.rank=2", "--mesh.divide_update=true"], "no effect with --trainable or"),
+        (
+            [*TINY, "--trainable=scale", "--mesh.divide_update=true"],
+            "no effect with --trainable or",
+        ),
         (["--preset=t5_1_1_tiny", *LENGTHS, "--batch_size=80000000"], "2,560,000,000 tokens"),
         ([*TINY, "--compiler_options=xla_speed=9"], "xla_speed=9: the compiler for cpu refuses it"),
         (["--preset=t5_1_1_tiny", "--lengths.inputs=0"], "--lengths.inputs=0 is for decoder-only"),

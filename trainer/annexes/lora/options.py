@@ -1,9 +1,10 @@
-"""Settings for LoRA, and a check for regular expressions in fields. No JAX."""
+"""Settings for LoRA. No JAX."""
 
 import dataclasses
-import re
+from typing import ClassVar
 
-from tasks.terminal.fields import ReadIf, Rejected, above, at_least, check, field
+from tasks.terminal.fields import ReadIf, above, at_least, check, field
+from trainer.config.fields import check_pattern
 
 # Key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
 LORA = "lora"
@@ -13,17 +14,9 @@ _ATTENTION = r"attention/(query|key|value|out)/kernel$"
 _WITH_RANK = ReadIf(lambda config: config.rank is not None, "without lora.rank")
 
 
-def check_pattern(name: str, pattern: str | None) -> None:
-    """Raises `Rejected` if a field is not a regular expression."""
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        raise Rejected(name, pattern, f"a regular expression: {error}") from error
-
-
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank additions to kernels, trained while the kernels stay fixed.
+    """LoRA: low-rank additions, trained instead of kernels.
 
     A kernel W [in, out] becomes W + alpha / rank * A B, with A [in, rank] drawn and B [rank, out]
     initially 0. Exports hold the sum.
@@ -32,6 +25,9 @@ class LoraConfig:
     Differences: every step forms the sum; the paper adds the two products with the activations.
     This saves activation memory, but takes as many operations as full fine-tuning.
     """
+
+    # Fields that decide which arrays a state has.
+    OF_STATE: ClassVar[tuple[str, ...]] = ("rank", "kernels")
 
     rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))
     alpha: float | None = field(
@@ -50,6 +46,10 @@ class LoraConfig:
     def __post_init__(self) -> None:
         check(self)
         check_pattern("LoraConfig.kernels", self.kernels)
+
+    @property
+    def on(self) -> bool:
+        return self.rank is not None
 
     @property
     def scale(self) -> float:

@@ -1,0 +1,1 @@
+"""LoRA: low-rank additions to kernels, trained instead of them."""
