@@ -55,9 +55,8 @@ def _run(words: list[str]) -> None:
         print(page(f"{first} "))
     else:
         name = " ".join(word for word in words[:2] if not word.startswith("-"))
-        hint = nearest(name, COMMANDS) or nearest(
-            first, [*COMMANDS, *annexes.entries("words_help")]
-        )
+        known = [*COMMANDS, *annexes.entries("words_help")]
+        hint = nearest(name, COMMANDS) or nearest(first, known)
         raise UserError(f"unknown command {name or first}{hint}; {_PROGRAM} --help lists them")
 
 

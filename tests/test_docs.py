@@ -127,7 +127,8 @@ def test_every_page_is_in_the_navigation_of_the_site():
 def test_the_api_page_has_every_public_module():
     shown = re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
     for package in ("pipeline", "tasks", "trainer", "vocab"):
-        rooms = {name.split(".")[1] for name in shown if name.startswith(package)}
+        of_core = [name for name in shown if ".annexes." not in name]
+        rooms = {name.split(".")[1] for name in of_core if name.startswith(package)}
         assert rooms == set(importlib.import_module(package).__all__)
     for name in shown:
         path = ROOT / name.replace(".", "/")
