@@ -21,4 +21,4 @@ def changed(*words: object) -> list[str]:
 
 
 def _name(word: str) -> str:
-    return word.partition("=")[0].replace("-", "_")
+    return "--" + word.partition("=")[0].removeprefix("--").replace("-", "_")

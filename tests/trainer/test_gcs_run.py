@@ -87,6 +87,10 @@ def test_a_run_goes_on_in_a_bucket_by_either_client(text_cache, alone, tmp_path,
 
 @pytest.mark.slow
 def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path):
+    pytest.importorskip("pipeline.annexes.report")
+    pytest.importorskip("tasks.annexes.inspecting")
+    pytest.importorskip("trainer.annexes.reports")
+    pytest.importorskip("trainer.annexes.comparing")
     texts = text_cache.parents[1]
     with GcsServer(faults=0.05, seed=5) as gcs:
         for path in texts.glob("*.txt"):

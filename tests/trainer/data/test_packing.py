@@ -225,6 +225,7 @@ RESUMED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_run_resumes_exactly_and_is_explained(caches, tmp_path, case):
+    pytest.importorskip("trainer.annexes.comparing")
     preset, task, lengths, flags, says = RESUMED[case]
     shape = {"preset": preset, "task": task, "lengths": lengths}
     for model, steps in (("whole", 4), ("stopped", 2), ("stopped", 4)):
