@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, ClassVar
 
-from tasks import vocabulary
+from tasks import annexes, vocabulary
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, Rejected, check, field, require
 from tasks.terminal.flags import Given, refusal
-from vocab import extend, word_splitter
+from vocab import word_splitter
 
 _LEAST_MEMORY = 1_000_000_000
 _STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
@@ -87,32 +87,41 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptionFlags:
-    """Flags for `Options` as typed, for more symbols, and for a vocabulary to extend."""
+    """Flags for `Options` as typed, and for more symbols."""
+
+    ANNEXES: ClassVar[str] = "flags.vocab_train"
 
     options: Given = field(REQUIRED, "the vocabulary", flat=True, partial=Options)
     user_defined_symbols_file: str | None = field(
         None, "file with more pieces that are never split, one per line", metavar="FILE"
     )
-    extend: str | None = field(
-        None,
-        "vocabulary to extend: it keeps its ids and scores and gains pieces from the corpus, up to "
-        "--vocab_size; id_map.json maps old ids to new ids",
-        metavar="DIR",
-    )
+
+
+def extended_by(flags: OptionFlags) -> str | None:
+    """Returns the path of a vocabulary to extend, if a flag of an annex names one."""
+    return getattr(getattr(flags, "extending", None), "extend", None)
+
+
+def extension() -> Any:
+    """Returns the annex that extends vocabularies; raises a UserError without it."""
+    if found := annexes.get("vocabularies", "extension"):
+        return found
+    raise UserError("this installation cannot extend vocabularies")
 
 
 def options_of(flags: OptionFlags) -> tuple[Options, vocabulary.Vocabulary | None]:
     """Returns the options given by the flags, and the vocabulary to extend."""
     given = dict(flags.options.values)
     given["user_defined_symbols"] = _symbols(flags)
-    base = vocabulary.load(flags.extend) if flags.extend else None
+    path = extended_by(flags)
+    base = vocabulary.load(path) if path else None
     defaults: dict[str, Any] = {}
     if base:
-        defaults = extend.settings(base)
+        defaults = extension().settings(base)
         for name, value in given.items():
             if defaults.get(name, value) != value:
                 raise UserError(
-                    f"--{name}={value} contradicts --extend={flags.extend}, which has "
+                    f"--{name}={value} contradicts --extend={path}, which has "
                     f"{defaults[name]}: leave it out"
                 )
         defaults["extends"] = base.record.sha256

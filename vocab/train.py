@@ -27,8 +27,8 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.vocabulary import VOCABULARY
-from vocab import count, extend, fit, folder, learn, weighting, word_splitter
-from vocab.options import OptionFlags, Options, options_of
+from vocab import count, fit, folder, learn, protos, weighting, word_splitter
+from vocab.options import OptionFlags, Options, extended_by, extension, options_of
 from vocab.weighting import Corpora, CorporaFlags, as_corpora
 from vocab.word_splitter import Splitter
 
@@ -103,13 +103,14 @@ def _write(
     lines = (f"{of.id_to_piece(i)}\t{of.get_score(i):g}\n" for i in range(loaded.size))
     files.write_bytes(files.join(output, _PIECES), "".join(lines).encode())
     if base:
-        ids = extend.id_map(base, loaded.size, options.extra_ids)
+        ids = extension().id_map(base, loaded.size, options.extra_ids)
         files.write_json(files.join(output, _ID_MAP), ids)
 
 
 def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> Splitter:
     sentinels = tuple(map(vocabulary.sentinel_piece, range(options.extra_ids)))
     if base:
+        extend = extension()
         own = extend.own_sentinels(base)
         model = extend.with_symbols(base.model, (*options.symbols, *(() if own else sentinels)))
         symbols = extend.symbols(model)
@@ -142,7 +143,7 @@ def _model(
     }
     learned = learn.learn(settings, counts, symbols)
     if base:
-        grown = extend.extend(base, learned, options.vocab_size, options.symbols)
+        grown = extension().extend(base, learned, options.vocab_size, options.symbols)
     else:
         grown = finish(learned, splitter.model, options.symbols)
     return add_sentinels(grown, options.extra_ids)
@@ -177,8 +178,8 @@ def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:
     """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>."""
-    proto = extend.proto_of(learned)
-    proto.normalizer_spec.CopyFrom(extend.proto_of(normaliser).normalizer_spec)
+    proto = protos.proto_of(learned)
+    proto.normalizer_spec.CopyFrom(protos.proto_of(normaliser).normalizer_spec)
     present = {piece.piece for piece in proto.pieces}
     pieces = list(proto.pieces)
     for place, symbol in enumerate(symbols, vocabulary.UNK_ID + 1):
@@ -197,9 +198,9 @@ def add_sentinels(model: bytes, count: int) -> bytes:
 
     As user-defined pieces, they are never split, or merged with surrounding text.
     """
-    proto = extend.proto_of(model)
+    proto = protos.proto_of(model)
     sentinels = map(vocabulary.sentinel_piece, reversed(range(count)))
-    extend.add(proto, sentinels, "the corpus contains {} as text, and it became a piece")
+    protos.add(proto, sentinels, "the corpus contains {} as text, and it became a piece")
     proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString(deterministic=True)
 
@@ -239,8 +240,8 @@ def run(flags: Flags) -> None:
     measured = fit.read(files.join(output, _REPORT))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
-        kept = base.record.pieces - extend.own_sentinels(base)
-        print(f"  the first {kept:,} ids come from {flags.extend}; {_ID_MAP} maps the rest")
+        kept = base.record.pieces - extension().own_sentinels(base)
+        print(f"  the first {kept:,} ids come from {extended_by(flags)}; {_ID_MAP} maps the rest")
     print(fit.table(list(measured.items())))
     print(weighting.next_build(flags, corpora, output))
 

@@ -36,10 +36,11 @@ class Command:
     @property
     def flags(self) -> type:
         """The dataclass with all flags, those of annexes included."""
-        return extended(self._kind)
+        return extended(self.own_flags)
 
     @property
-    def _kind(self) -> type:
+    def own_flags(self) -> type:
+        """The dataclass with the core's flags alone."""
         if isinstance(self._flags, str):
             module, _, name = self._flags.partition(":")
             return getattr(importlib.import_module(module), name)
@@ -56,7 +57,7 @@ class Command:
                 print(self.help(topic, program))
                 return 0
         with extras.named(), contextlib.nullcontext() if self._once else interruptible():
-            return self._run(given_flags(self._kind, words)) or 0
+            return self._run(given_flags(self.own_flags, words)) or 0
 
     def typed(self, values: Mapping[str, Any]) -> Any:
         """Returns the flags given as Python values, as `toml_flags.words` describes them."""

@@ -374,8 +374,6 @@ def refused(*arguments):
         (["--user_defined_symbols=a,b,a"], "must be given once, not twice"),
         (["--user_defined_symbols=<extra_id_5>"], "every vocabulary has"),
         (["--user_defined_symbols_file=/nothing/here"], "cannot be read"),
-        (["--extend=/nothing/here"], "no vocabulary at"),
-        (["--extend=bytes"], "only SentencePiece models with T5's ids can be extended"),
     ],
 )
 def test_a_bad_flag_is_one_line(corpus, tmp_path, flags, says):

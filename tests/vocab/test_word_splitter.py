@@ -15,7 +15,7 @@ from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
 from tests.support.counted_words import passages, words_of
-from vocab import extend, learn, word_splitter
+from vocab import learn, protos, word_splitter
 from vocab.count import Counts
 
 
@@ -101,7 +101,7 @@ def test_passages_end_in_their_second_half(document):
 
 
 def test_a_vocabulary_with_bare_spaces_is_refused():
-    proto = extend.proto_of(splitter().model)
+    proto = protos.proto_of(splitter().model)
     proto.normalizer_spec.escape_whitespaces = False
     bare = word_splitter.Splitter(proto.SerializeToString(), (), False)
     with pytest.raises(UserError, match=r"--extend: .*: its spaces are not escaped"):

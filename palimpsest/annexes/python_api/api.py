@@ -392,8 +392,8 @@ def _typed(name: str, config: Any, flags: Mapping[str, Any]) -> Any:
         )
     if config is None:
         return main.typed(flags)
-    kind = Config if name == "pretrain" else main.flags
-    if not isinstance(config, (kind, main.flags)):
+    kind = Config if name == "pretrain" else main.own_flags
+    if not isinstance(config, (kind, main.own_flags)):
         first = max(flags_of(main.flags), key=lambda flag: flag.required).name
         place = "trainer.config" if kind is Config else kind.__module__
         meant = f"{first}=…, or a {place}.{kind.__name__}"

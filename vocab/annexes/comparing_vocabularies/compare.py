@@ -25,7 +25,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
-from vocab import extend, fit, weighting
+from vocab import fit, protos, weighting
 
 # Tables leave out scripts with less than this share of a corpus's words, by bytes.
 _LEAST_SHARE = 0.001
@@ -164,7 +164,7 @@ def _kind(loaded: vocabulary.Vocabulary) -> str:
         value = tokenizer_json.parsed(loaded.model, loaded.name)
         level = "byte-level " if tokenizer_json.is_byte_level(value) else ""
         return f"{level}{value['model']['type']}"
-    spec = extend.proto_of(loaded.model).trainer_spec
+    spec = protos.proto_of(loaded.model).trainer_spec
     return f"SentencePiece {spec.ModelType.Name(spec.model_type).lower()}"
 
 

@@ -10,11 +10,10 @@ other text start from pieces that the old merges never produce.
 """
 
 import statistics
-from collections.abc import Iterable
-from typing import Any
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
+from vocab.protos import add, proto_of
 
 
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
@@ -47,15 +46,6 @@ def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
     proto = proto_of(model)
     add(proto, more, "the vocabulary to extend already has the piece {!r}")
     return proto.SerializeToString(deterministic=True)
-
-
-def add(proto: Any, symbols: Iterable[str], refusal: str) -> None:
-    """Appends user-defined pieces to a model; raises UserError if one of them already exists."""
-    present = {piece.piece for piece in proto.pieces}
-    for symbol in symbols:
-        if symbol in present:
-            raise UserError(refusal.format(symbol))
-        proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
 
 
 def extend(
@@ -110,10 +100,3 @@ def id_map(base: vocabulary.Vocabulary, size: int, sentinels: int) -> list[int]:
     own = own_sentinels(base)
     pieces = base.record.pieces - own
     return [*range(pieces), *range(size - (own or sentinels), size)]
-
-
-def proto_of(model: bytes) -> Any:
-    """Returns the ModelProto of a SentencePiece model."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    return sentencepiece_model_pb2.ModelProto.FromString(model)

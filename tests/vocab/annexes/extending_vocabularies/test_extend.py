@@ -10,6 +10,7 @@ from tasks import vocabulary
 from tasks.reading import sources, stdlib_docs
 from tests.support.corpora import write_json
 from vocab import train
+from vocab.annexes.extending_vocabularies import extend
 from vocab.fit import measure
 
 FLAGS = {"extra_ids": 10, "character_coverage": 0.9999, "memory_bytes": 10**9}
@@ -155,4 +156,16 @@ def test_bpe_is_rejected(folder, old):
     with pytest.raises(
         train.UserError, match="supports unigram vocabularies only; this one is bpe"
     ):
-        train.extend.settings(base)
+        extend.settings(base)
+
+
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        ("/nothing/here", "no vocabulary at"),
+        ("bytes", "only SentencePiece models with T5's ids can be extended"),
+    ],
+)
+def test_other_bases_are_rejected(new_corpus, tmp_path, base, says):
+    with pytest.raises(train.UserError, match=says):
+        train.main([f"--corpus={new_corpus.spec}", f"--extend={base}", f"--output={tmp_path}/out"])

@@ -1,0 +1,1 @@
+"""Vocabularies that gain pieces from another corpus."""
