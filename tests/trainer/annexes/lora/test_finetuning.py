@@ -13,6 +13,7 @@ from trainer.trained import trained_run
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_a_run_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_path):  # noqa: F811
     flags = ("--lora.rank=2", "--evaluation.every_steps=0", "--checkpoint.best_metric=None")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
