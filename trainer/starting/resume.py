@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
@@ -57,19 +58,18 @@ def _strangers(model_dir: str) -> str:
 
 
 def _compared(run: Run) -> str:
-    """Returns words on how the logits of --init_from=hf: compare with transformers', or ""."""
+    """Returns what checks of --init_from=hf: found, and whether it can be exported, or ""."""
     source = run.config.init_from or ""
     if run.config.branch or not from_transformers.is_folder(source):
         return ""
     # Imported here because it reads other programs' formats.
     from trainer.huggingface import configs
-    from trainer.starting import against_transformers
 
     why = configs.refusal(run.config.model, custom_code=True)
     no_export = f"; trainer.export cannot write this model: {why}" if why else ""
     with processes.failing_together():
-        said = against_transformers.compared(source) if processes.is_first() else ""
-        return f"; {said}{no_export}"
+        checks = annexes.every("folder_checks") if processes.is_first() else []
+        return "".join(f"; {check(source)}" for check in checks) + no_export
 
 
 def begin(

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tasks import annexes
 from tasks.terminal.command_line import UserError
 from tests.support.runs import config_of, stub
-from trainer.starting import against_transformers
 from trainer.starting.resume import _check_rate, _compared
 
 COSINE = ("--optimizer.schedule=constant * cosine_decay", "--optimizer.steps_per_cycle=99")
@@ -28,7 +28,7 @@ def test_a_run_in_cycles_goes_on():
 
 
 def test_a_model_that_cannot_be_exported_says_so_at_the_start(monkeypatch):
-    monkeypatch.setattr(against_transformers, "compared", lambda source: "compared")
+    monkeypatch.setattr(annexes, "every", lambda slot: [lambda source: "compared"])
     plain = config_of("--init_from=hf:folder")
     assert _compared(stub(plain)) == "; compared"
     other = config_of("--init_from=hf:folder", "--model.query_key_norm=true")

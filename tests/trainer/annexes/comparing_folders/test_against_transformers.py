@@ -10,8 +10,8 @@ from tasks.terminal.command_line import UserError
 from tests.support.runs import flags_of
 from tests.trainer.huggingface.conftest import Exported
 from trainer import pretrain
+from trainer.annexes.comparing_folders import against_transformers
 from trainer.huggingface import folder_parity
-from trainer.starting import against_transformers
 
 
 @pytest.fixture
