@@ -360,7 +360,6 @@ def refused(*arguments):
         (["--vocab_size=many"], "--vocab_size=many: it must be a whole number"),
         (["--memory_bytes=inf"], "--memory_bytes=inf: it must be a whole number"),
         (["--model_type=foo"], "--model_type=foo: it must be one of 'bpe', 'unigram'"),
-        (["--extends=abc"], "unknown flag --extends (did you mean --extend?)"),
         (["--memory_bytes=1e6"], "must be at least 1,000,000,000"),
         (["--extra_ids=-1"], "--extra_ids=-1: it must be 0 or more"),
         (["--vocab_size=50000"], "the corpus yields at most "),

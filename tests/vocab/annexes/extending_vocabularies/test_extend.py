@@ -169,3 +169,5 @@ def test_bpe_is_rejected(folder, old):
 def test_other_bases_are_rejected(new_corpus, tmp_path, base, says):
     with pytest.raises(train.UserError, match=says):
         train.main([f"--corpus={new_corpus.spec}", f"--extend={base}", f"--output={tmp_path}/out"])
+    with pytest.raises(train.UserError, match=r"unknown flag --extends \(did you mean --extend\?"):
+        train.main([f"--corpus={new_corpus.spec}", "--extends=a", f"--output={tmp_path}/out"])
