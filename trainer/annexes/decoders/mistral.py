@@ -5,7 +5,8 @@ Source: transformers 5.23, modeling_mistral.py; Mistral 7B (arXiv:2310.06825).
 
 from typing import Any
 
-from trainer.huggingface import formats, layer_types, module_names
+from trainer.annexes.layer_types import layer_types
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig

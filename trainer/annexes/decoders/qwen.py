@@ -6,7 +6,8 @@ section 2, for the norms of queries and keys.
 
 from typing import Any
 
-from trainer.huggingface import formats, layer_types, module_names
+from trainer.annexes.layer_types import layer_types
+from trainer.huggingface import formats, module_names
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig

@@ -6,7 +6,8 @@ ModernBERT (arXiv:2412.13663), section 2.
 
 from typing import Any
 
-from trainer.huggingface import formats, layer_types, module_names, rotary
+from trainer.annexes.layer_types import layer_types
+from trainer.huggingface import formats, module_names, rotary
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import Kind
 from trainer.huggingface.module_names import activations

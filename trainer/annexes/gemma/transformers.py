@@ -7,7 +7,8 @@ Source: transformers 5.23, modeling_gemma.py, modeling_gemma2.py and modeling_ge
 from dataclasses import replace
 from typing import Any
 
-from trainer.huggingface import formats, layer_types, rotary
+from trainer.annexes.layer_types import layer_types
+from trainer.huggingface import formats, rotary
 from trainer.huggingface.fields import Fields
 from trainer.huggingface.kinds import KINDS
 from trainer.model.config import ModelConfig

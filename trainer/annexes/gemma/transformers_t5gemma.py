@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.annexes.gemma import transformers as gemma
-from trainer.huggingface import layer_types, module_names
+from trainer.annexes.layer_types import layer_types
+from trainer.huggingface import module_names
 from trainer.huggingface.fields import Fields, unset
 from trainer.huggingface.kinds import Kind
 from trainer.model.config import ModelConfig, encoder_sizes

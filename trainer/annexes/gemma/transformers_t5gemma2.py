@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.annexes.gemma import transformers as gemma
 from trainer.annexes.gemma import transformers_t5gemma as t5gemma
-from trainer.huggingface import layer_types
+from trainer.annexes.layer_types import layer_types
 from trainer.huggingface.fields import Fields
 from trainer.model.config import ModelConfig
 

@@ -1,0 +1,1 @@
+"""The field layer_types of transformers, which several families have."""
