@@ -157,14 +157,16 @@ class Halves(StackPart):
 
     def layer(self, layer: LayerSpec, index: int, count: int) -> LayerSpec:
         share = self.first if index < count // 2 else self.second
-        hooks = tuple(
-            replace(hook, mixer=self._scaled(hook.mixer, share)) if hasattr(hook, "mixer") else hook
-            for hook in layer.hooks
-        )
+        hooks = tuple(self._with_scaled(hook, share) for hook in layer.hooks)
         mixer, cross_mixer = (
             self._scaled(each, share) for each in (layer.mixer, layer.cross_mixer)
         )
         return replace(layer, mixer=mixer, cross_mixer=cross_mixer, hooks=hooks)
+
+    def _with_scaled(self, hook: Any, share: float) -> Any:
+        if not hasattr(hook, "mixer"):
+            return hook
+        return replace(hook, mixer=self._scaled(hook.mixer, share))
 
     def _scaled(self, mixer: Any, share: float) -> Any:
         if mixer is None:
