@@ -125,9 +125,11 @@ def extended(kind: Any) -> type:
         groups.append((name, part, field(part, title, flat=True)))
     if not groups:
         return kind
-    return dataclasses.make_dataclass(
+    whole = dataclasses.make_dataclass(
         kind.__name__, groups, bases=(kind,), frozen=True, kw_only=True
     )
+    whole.__module__ = kind.__module__
+    return whole
 
 
 def groups_of_annexes(flags: Any) -> list[Any]:
