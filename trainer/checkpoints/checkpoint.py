@@ -6,7 +6,6 @@ against: configuration, cache fingerprints, SHA-256 of the vocabulary and best c
 """
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -27,7 +26,14 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata, remote
 from trainer.checkpoints.early_stopping import Watch
 from trainer.checkpoints.metadata import CHECKSUMS, STEP
-from trainer.config import CheckpointConfig, Config, config_changes, resuming, stored_config
+from trainer.config import (
+    CheckpointConfig,
+    Config,
+    as_stored,
+    config_changes,
+    resuming,
+    stored_config,
+)
 from trainer.data import task_record
 from trainer.data.interface import Run
 from trainer.engine import checksums, guard, processes
@@ -132,7 +138,7 @@ class Checkpoints:
         # `watch` tells how far the rate has dropped, also by an evaluation that is still owed.
         state = set_rate_scale(state, 1.0)
         of_run = {
-            "config": dataclasses.asdict(run.config),
+            "config": as_stored(run.config),
             "cache_fingerprints": run.data.fingerprints,
             "vocabulary_sha256": run.data.vocabulary_sha256,
             **self.watch.record(),

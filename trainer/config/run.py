@@ -400,7 +400,7 @@ def save_config(
     config: Config, origins: dict[str, str], record: Mapping[str, Any] | None = None
 ) -> None:
     """Writes config.json into the model directory; `record` describes the run's tasks."""
-    value = {"config": dataclasses.asdict(config), "origins": origins, **(record or {})}
+    value = {"config": as_stored(config), "origins": origins, **(record or {})}
     files.write_json(files.join(config.model_dir, CONFIG_FILE), seal.sealed(value))
 
 
@@ -446,6 +446,16 @@ def refuse_average(value: Mapping[str, Any], source: str) -> None:
             f"from its parameters with --init_from={source} --init_from_state=false, and use "
             "--average=last:K"
         )
+
+
+def as_stored(config: Config) -> dict[str, Any]:
+    """Returns what is stored of a configuration: all but the groups of annexes at their defaults.
+
+    So a run that uses nothing of an annex is read where the annex is deleted.
+    """
+    groups = annexes.entries("settings").items()
+    idle = [name for name, kind in groups if getattr(config, name) == annexes.load(kind)()]
+    return {name: each for name, each in dataclasses.asdict(config).items() if name not in idle}
 
 
 def stored_config(value: Mapping[str, Any], source: str) -> Config:
