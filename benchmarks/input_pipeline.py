@@ -37,7 +37,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from tasks.terminal.command import Command
-from tasks.terminal.fields import at_least, field
+from tasks.terminal.flag_fields import at_least, field
 from tasks.terminal.table import table
 
 INPUTS, TARGETS, WINDOW = 512, 114, 568

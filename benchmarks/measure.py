@@ -32,7 +32,7 @@ from tasks.storage import files
 from tasks.terminal import child, extras
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import at_least, field
+from tasks.terminal.flag_fields import at_least, field
 from trainer.config import Config
 
 # Preset -> rows a device, lengths of inputs and targets; the first is for trying on a CPU.

@@ -44,7 +44,7 @@ from benchmarks.machine import machine
 from tasks.objectives import Lengths
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import at_least, field
+from tasks.terminal.flag_fields import at_least, field
 from trainer.config import Config
 from trainer.config.from_flags import build_config
 from trainer.data.features import converter

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.terminal.command import Command
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 
 _TEXT = {".py", ".pyi", ".js", ".c", ".h", ".rst", ".md", ".txt", ".po", ".json", ".pl", ".sh"}
 _LONGEST = 1 << 20  # characters of a text

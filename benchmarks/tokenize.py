@@ -35,7 +35,7 @@ from tasks import vocabulary
 from tasks.terminal import progress
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 from tasks.terminal.table import table
 from vocab.annexes.training_tokenizers import train_tokenizer
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from benchmarks import t5x
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import at_least, field
-from trainer.annexes.planning import parts
+from tasks.terminal.flag_fields import at_least, field
+from trainer.annexes.planning import time_by_part
 from trainer.annexes.planning.plan import target_of
 from trainer.config import Config
 from trainer.config.from_flags import build_config
@@ -41,7 +41,7 @@ _STEPS = {"scanned": True, "unrolled": False, _T5X: False}
 class Estimate:
     """The estimated time and memory of a step."""
 
-    seconds: dict[str, float]  # by part of `trainer.annexes.planning.parts`
+    seconds: dict[str, float]  # by part of `trainer.annexes.planning.time_by_part`
     bytes: dict[str, float]  # bytes on a device, by part of `trainer.annexes.planning.memory`
     xla: float = 0.0  # seconds of the step by XLA's own estimates
     compile_seconds: float = 0.0  # time that the compiler took
@@ -203,7 +203,7 @@ def markdown(estimates: dict[str, Estimate], least: float, lowest: float, memory
     `least` and `lowest` are seconds: a step's products at the devices' peak, and its floor.
     `memory` is the bytes that a step may use.
     """
-    header = ("step", "ms", "of floor", "XLA's estimate", "MFU", "HBM, GB", *parts.PARTS)
+    header = ("step", "ms", "of floor", "XLA's estimate", "MFU", "HBM, GB", *time_by_part.PARTS)
     lines = [header, ("---", *["---:"] * (len(header) - 1))]
     for name, each in estimates.items():
         if each.refused:
@@ -219,7 +219,7 @@ def markdown(estimates: dict[str, Estimate], least: float, lowest: float, memory
             f"{least / each.step:.1%}",
             f"{held / 1e9:,.2f}{fits}",
         )
-        of_parts = (f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in parts.PARTS)
+        of_parts = (f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in time_by_part.PARTS)
         lines.append((label if each.depths else name, *cells, *of_parts))
     lines.append(("floor", f"{lowest * 1e3:,.1f}", "1.00", *[""] * (len(header) - 3)))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 
 
 def without_diacritics(text: str) -> str:

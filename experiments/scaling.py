@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, Rule, field
+from tasks.terminal.flag_fields import REQUIRED, Rule, field
 from tasks.terminal.table import table
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from experiments.sweeps.definition import Sweep
 from tasks.storage import files, lock
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 from tasks.terminal.flags import made, parse
 from tasks.terminal.programs import program
 from tasks.terminal.texts import listed

@@ -13,7 +13,7 @@ import os
 import tempfile
 
 from tasks.terminal.command import Command
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 from tasks.terminal.table import table
 
 
@@ -33,7 +33,7 @@ class Flags:
 
 def run(flags: Flags) -> int:
     """Prints faults and counts; returns 1 if there is a fault."""
-    from pipeline.excluding.lists import given
+    from pipeline.exclusion.lists import given
     from pipeline.verification.cache import verify
 
     with tempfile.TemporaryDirectory() as scratch:

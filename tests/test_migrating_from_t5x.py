@@ -9,16 +9,16 @@ import pytest
 
 from tasks import registry
 from tasks.terminal.flags import flags_of
-from trainer.annexes.gin import includes, t5x
+from trainer.annexes.gin import includes, t5x_run_table
 from trainer.annexes.mesh_gin import includes as mesh_includes
 from trainer.annexes.mesh_gin import tables as mesh_tables
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 from trainer.config.presets import model_preset
 
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "migrating_from_t5x.md").read_text()
 CONFIG = Config("t5_1_1_small", model_preset("t5_1_1_small"))
-FIELDS = {path for path, _ in fields.leaves(CONFIG)}
+FIELDS = {path for path, _ in field_paths.leaves(CONFIG)}
 
 
 def commands():
@@ -64,7 +64,7 @@ def test_flags_and_fields_in_the_text_exist(known_flags):
 
 
 def test_gin_names_exist():
-    known = (*t5x.KNOWN, *mesh_tables.KNOWN)
+    known = (*t5x_run_table.KNOWN, *mesh_tables.KNOWN)
     macros = {*includes.MACROS, *mesh_tables.MACROS}
     configurables = {each.short for each in known}
     arguments = {name for each in known for name in each.arguments}

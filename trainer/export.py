@@ -10,7 +10,7 @@ import dataclasses
 import sys
 
 from tasks.terminal.command import Command
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 from trainer.config import averages
 
 _EXIT_NOT_EQUAL = 1

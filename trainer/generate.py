@@ -12,7 +12,7 @@ import dataclasses
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 from trainer.config.decoding import Decoding, TrainedFlags
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 
@@ -44,7 +44,7 @@ def run(flags: Flags) -> None:
         raise UserError("--input and --output belong together")
 
     from trainer.engine import processes
-    from trainer.trained import prompts
+    from trainer.inference import prompts
 
     with processes.joined(flags.processes):
         if flags.input is not None and flags.output is not None:

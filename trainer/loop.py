@@ -9,7 +9,7 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import save_config
-from trainer.data.interface import Run, Waiting
+from trainer.data.run import Run, Waiting
 from trainer.engine import processes
 from trainer.engine.compiled_programs import check_options
 from trainer.engine.in_flight import InFlight
@@ -17,13 +17,13 @@ from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.engine.stopping import Stop
 from trainer.evaluating.evaluation import Evaluation
-from trainer.observing import activity
+from trainer.initialization.resume import Beginning, begin
+from trainer.monitoring import activity
 from trainer.reporting.metrics import MetricsWriter
 from trainer.reporting.profile import Profile
 from trainer.reporting.reports import Reports, due
 from trainer.reporting.software import save_software
 from trainer.reporting.startup import startup_text
-from trainer.starting.resume import Beginning, begin
 
 
 def train(run: Run, origins: dict[str, str]) -> int:

@@ -6,7 +6,7 @@ from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
-from trainer.config import CONFIG_FILE, Config, fields, load_config
+from trainer.config import CONFIG_FILE, Config, field_paths, load_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.mesh import check_dimensions
 from trainer.config.phases import in_updates
@@ -14,8 +14,8 @@ from trainer.data import features
 from trainer.data.cached import CachedData
 from trainer.data.caches import caches_of
 from trainer.data.features import Converter
-from trainer.data.interface import Data, DataVocabulary, Opened, Run
 from trainer.data.mixing import mixtures_of
+from trainer.data.run import Data, DataVocabulary, Opened, Run
 
 # Embedding rows are rounded up to a multiple of this, like T5's 32,128 for 32,100 ids: such sizes
 # are fast on accelerators and divide among devices.
@@ -110,7 +110,7 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
     if origins.get(path, "lengths.targets") != "lengths.targets" or not lengths.targets:
         return config
     origins[path] = "lengths.targets"
-    return fields.replace(config, path, lengths.targets)
+    return field_paths.replace(config, path, lengths.targets)
 
 
 def _check_packing(config: Config) -> None:
@@ -162,7 +162,7 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
         field = f"lengths.{side}"
         value, set_already = getattr(task.lengths, side), getattr(config.lengths, side)
         if set_already is None:
-            config = fields.replace(config, field, value)
+            config = field_paths.replace(config, field, value)
             origins[field] = f"task {task.name}"
         elif origins.get(field, "").startswith("task ") and set_already != value:
             raise UserError(
@@ -180,11 +180,11 @@ def _imply_vocab_size(
     of_source = origin in (config.init_from, f"the run {config.init_from}")
     others = of_source and _has_other_rows(config, vocabulary)
     if others and origins.get("model.start_id") == origin:
-        config = fields.replace(config, "model.start_id", None)
+        config = field_paths.replace(config, "model.start_id", None)
         origins["model.start_id"] = vocabulary.origin
     if origin.startswith("preset") or others:
         rounded = -(-vocabulary.size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-        config = fields.replace(config, "model.vocab_size", rounded)
+        config = field_paths.replace(config, "model.vocab_size", rounded)
         origins["model.vocab_size"] = vocabulary.origin
     if config.model.vocab_size < vocabulary.size:
         raise UserError(

@@ -7,7 +7,7 @@ import threading
 from tasks import annexes
 from tasks.storage import files, retries
 from tasks.terminal.programs import program
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 
 # Remedies for a run that does not fit in memory, gentlest first.
 _LESS_MEMORY = (
@@ -27,10 +27,10 @@ def start(config: Config, origins: dict[str, str], print_config: str | None = No
     if print_config:
         if config.cache_dir:
             config = _completed(config, origins)
-        print(fields.describe(config, origins, words=print_config == "words"))
+        print(field_paths.describe(config, origins, words=print_config == "words"))
         return 0
 
-    from trainer.observing.observed import observed
+    from trainer.monitoring.observed import observed
 
     with observed(config):
         return _run(config, origins)
@@ -38,7 +38,7 @@ def start(config: Config, origins: dict[str, str], print_config: str | None = No
 
 def _run(config: Config, origins: dict[str, str]) -> int:
     from trainer.engine import determinism, hardware, processes
-    from trainer.observing import activity
+    from trainer.monitoring import activity
     from trainer.setup import prepare
 
     determinism.set_flags(config.deterministic)
@@ -49,7 +49,7 @@ def _run(config: Config, origins: dict[str, str]) -> int:
             hardware.keep_freed_memory()
 
         if engine := annexes.get("training_engines", config.engine):
-            from trainer.starting import resume
+            from trainer.initialization import resume
 
             return engine(run, origins, resume.start)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from tasks import annexes, vocabulary
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, Rejected, check, field, require
+from tasks.terminal.flag_fields import REQUIRED, Rejected, check, field, require
 from tasks.terminal.flags import Given, refusal
 from vocab import word_splitter
 

@@ -25,7 +25,7 @@ from tasks.storage import files, lock
 from tasks.terminal import progress
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 from tasks.vocabulary import VOCABULARY
 from vocab import count, fit, folder, learn, protos, weighting, word_splitter
 from vocab.options import OptionFlags, Options, extended_by, extension, options_of

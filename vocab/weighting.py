@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks import registry
+from tasks.document_kind import DocumentKind
 from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, SHARE, field
+from tasks.terminal.flag_fields import REQUIRED, SHARE, field
 from tasks.terminal.programs import program
 from tasks.terminal.table import table
-from tasks.unit import Unit
 
 # Objectives that any text suits.
 _OBJECTIVES = ("span_corruption", "lm", "ul2", "prefix_lm", "masked_lm")
@@ -164,7 +164,7 @@ def next_build(
     flags: CorporaFlags, corpora: Corpora, output: str, task: str = "span_corruption"
 ) -> str:
     """Returns lines that name the command to run after the vocabulary `output` is made."""
-    of_pairs = any(corpus.spec.unit is Unit.PAIR for corpus in corpora.parts.values())
+    of_pairs = any(corpus.spec.unit is DocumentKind.PAIR for corpus in corpora.parts.values())
     task = "supervised" if of_pairs else task
     command = [f"--task={task}", "--name=mine"]
     command += _corpus_flags(flags.corpus, corpora)

@@ -14,7 +14,7 @@ from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.from_flags import RunFlags, configured
 from trainer.config.optimizer import recipe
@@ -84,7 +84,9 @@ class Cell:
         stages = []
         for stage in self.stages:
             values = {
-                path: value for path, value in fields.leaves(stage.config) if path not in _PLACES
+                path: value
+                for path, value in field_paths.leaves(stage.config)
+                if path not in _PLACES
             }
             stages.append([stage.module, values, fingerprints(stage.config)])
         return hashlib.sha256(json.dumps(stages, sort_keys=True).encode()).hexdigest()
@@ -182,7 +184,7 @@ def in_steps(config: Config) -> Config:
     given = {side: value for side, value in vars(config.lengths).items() if value is not None}
     lengths = dataclasses.replace(lengths, **given)
     sides = {f"lengths.{side}": value for side, value in vars(lengths).items()}
-    config = fields.replace_all(config, sides)
+    config = field_paths.replace_all(config, sides)
     return in_updates(batch_of_tokens(config, {}, lengths, devices=1), {})
 
 

@@ -16,7 +16,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 from trainer.data import features
 from trainer.data.mixing import mixtures_of
 from trainer.reporting.metrics import read_metrics
@@ -61,7 +61,7 @@ def _fitted(config: Config, vocab_size: int | None) -> Config:
         vocab_size = manifest.plan.vocabulary.size
     if vocab_size is None:
         return config
-    return fields.replace(config, "model.vocab_size", -(-vocab_size // 128) * 128)
+    return field_paths.replace(config, "model.vocab_size", -(-vocab_size // 128) * 128)
 
 
 def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float, float]:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pipeline.building import lost_text
 from pipeline.building.rows import sums
 from pipeline.building.write import ShardWriter
-from pipeline.excluding.filter import Filter
-from pipeline.excluding.lists import EXCLUDED
+from pipeline.exclusion.filter import Filter
+from pipeline.exclusion.lists import EXCLUDED
 from pipeline.tokenizer import tokenize
 from pipeline.tokenizer.spelling import Speller
 from tasks import arrow
@@ -33,8 +33,8 @@ from tasks.cache.manifest import (
     Plan,
 )
 from tasks.cache.pack import Documents, Pairs
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.reading import long_documents
-from tasks.unit import SIDES, Unit
 from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 
@@ -153,7 +153,7 @@ def write(
         writer.lose(
             name, lost_text.of_rows(each.sizes, chosen[name], documents_R, reader.vocabulary)
         )
-    if writer.unit is Unit.PAIR:
+    if writer.unit is DocumentKind.PAIR:
         made: Documents | Pairs = Pairs(names, *chosen["inputs"], *chosen["targets"])
     else:
         made = Documents(names, *chosen["text"])

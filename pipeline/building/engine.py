@@ -10,9 +10,9 @@ from pipeline.building import graph, lifecycle, planning, repeated_ids, summary,
 from pipeline.building.documents import KEPT_BY, is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
-from pipeline.excluding import cache_lists, targets
-from pipeline.excluding.lists import Given, given
-from pipeline.runners import parts
+from pipeline.exclusion import cache_lists, targets
+from pipeline.exclusion.lists import Given, given
+from pipeline.runners import job_parts
 from pipeline.runners.engines import Engine
 from pipeline.tokenizer import tokenize
 from tasks import annexes, vocabulary
@@ -51,15 +51,17 @@ def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.
 
 
 @contextlib.contextmanager
-def locked(of: planning.Checked, runner: Engine) -> Iterator[parts.Claim]:
+def locked(of: planning.Checked, runner: Engine) -> Iterator[job_parts.Claim]:
     """Locks the cache's folder, after a check of what only a running job would report."""
     runner.check(of.spec, of.options.cache_dir)
-    share = parts.share(of.options.part)
-    with parts.claimed(of.folder, "build", "--cache_dir", share) as claim:
+    share = job_parts.share(of.options.part)
+    with job_parts.claimed(of.folder, "build", "--cache_dir", share) as claim:
         yield claim
 
 
-def run(planned: planning.Planned, claim: parts.Claim, runner: Engine, advise: bool = True) -> None:
+def run(
+    planned: planning.Planned, claim: job_parts.Claim, runner: Engine, advise: bool = True
+) -> None:
     """Builds a planned cache, or a part of it, in the folder of the `claim`; prints a report."""
     job, lists, options = planned.job, planned.lists, planned.of.options
     folder, plan = job.folder, job.plan
@@ -100,7 +102,7 @@ def run(planned: planning.Planned, claim: parts.Claim, runner: Engine, advise: b
 
 
 def _is_waiting(
-    planned: planning.Planned, claim: parts.Claim, is_done: Callable[[graph.Assignment], bool]
+    planned: planning.Planned, claim: job_parts.Claim, is_done: Callable[[graph.Assignment], bool]
 ) -> bool:
     """Returns whether pieces of other parts are missing, and prints of which."""
     if claim.share.is_whole:
@@ -128,7 +130,7 @@ def divided(
 
 
 def _work(
-    planned: planning.Planned, claim: parts.Claim, runner: Engine
+    planned: planning.Planned, claim: job_parts.Claim, runner: Engine
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
     """Builds missing and damaged shards of a share; returns the corpus bytes read, and receipts."""
     job, options = planned.job, planned.of.options

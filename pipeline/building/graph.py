@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.building import documents
 from pipeline.building.write import ShardWriter
-from pipeline.excluding.filter import Filter
+from pipeline.exclusion.filter import Filter
 from pipeline.runners import secret
 from pipeline.runners.engines import Engine, without_pieces
 from pipeline.tokenizer import spelling, tokenize

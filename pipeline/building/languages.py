@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.building import engine, lifecycle, planning, summary
 from pipeline.building.options import Options
-from pipeline.excluding import lists, targets
-from pipeline.runners import parts
+from pipeline.exclusion import lists, targets
+from pipeline.runners import job_parts
 from pipeline.runners.engines import Engine
 from tasks import annexes, registry
 from tasks.cache import language_set
@@ -69,8 +69,8 @@ def build(options: Options, runner: Engine) -> None:
 @contextlib.contextmanager
 def _alone(folder: str, options: Options) -> Iterator[None]:
     """Locks the folder of the task, for which parts of a build wait."""
-    share = parts.share(options.part)
-    with parts.claimed(folder, "build", "--cache_dir", share) as claim, claim.alone():
+    share = job_parts.share(options.part)
+    with job_parts.claimed(folder, "build", "--cache_dir", share) as claim, claim.alone():
         yield
         claim.tidy()
 

@@ -29,8 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
-from pipeline.excluding import cache_lists
-from pipeline.excluding.lists import COPY, Given
+from pipeline.exclusion import cache_lists
+from pipeline.exclusion.lists import COPY, Given
 from tasks.cache import old_states, plan_check
 from tasks.cache.manifest import (
     MANIFEST,
@@ -45,10 +45,10 @@ from tasks.cache.manifest import (
     shard_file,
 )
 from tasks.cache.receipts import finished, read_receipt, write_receipt
+from tasks.document_kind import DocumentKind
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabulary import Vocabulary
 
@@ -416,7 +416,7 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
 def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
     """Returns a cache's last files in order (source of infos: seqio `beam_utils.py`, GetInfo)."""
     feature = {"dtype": "int32", "shape": [None]}
-    other = "inputs" if manifest.plan.unit is Unit.PAIR else "document_starts"
+    other = "inputs" if manifest.plan.unit is DocumentKind.PAIR else "document_starts"
     features = {"features": {other: feature, "targets": feature}}
     found: dict[str, dict[str, Any]] = {}
     for split, shards in manifest.splits.items():

@@ -4,12 +4,12 @@ import dataclasses
 import sys
 from typing import ClassVar, TextIO
 
-from pipeline.runners import engines, parts
+from pipeline.runners import engines, job_parts
 from tasks.cache.manifest import KEEP, QUARANTINE, SEPARATORS, SPELLINGS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading import sources
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
-from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, SHARE, at_least, field
 from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 from tasks.vocabulary import FORMS
 
@@ -135,7 +135,7 @@ class Options:
     extend: bool = field(
         False, "add the corpus's new files to the existing cache, as further shards"
     )
-    part: str | None = parts.option()
+    part: str | None = job_parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field(
         engines.LOCAL,

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from pipeline.building import graph, lifecycle
 from pipeline.building.options import Options
-from pipeline.excluding import cache_lists, origins, targets
-from pipeline.excluding.lists import Given
+from pipeline.exclusion import cache_lists, origins, targets
+from pipeline.exclusion.lists import Given
 from pipeline.runners import secret
 from pipeline.tokenizer import spelling, tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import KEEP, PAIRS, QUARANTINE, TOO_LONG, PairLimits, Plan, Spelling
+from tasks.document_kind import DocumentKind
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
 from tasks.terminal.command_line import UserError, nearest
-from tasks.unit import Unit
 from tasks.vocabularies.sentencepiece_model import NEW_LAW, OLD_LAW
 from tasks.vocabulary import Vocabulary
 
@@ -178,7 +178,7 @@ def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
 
 def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
     reads = task.objective.unit
-    if reads is not spec.unit and reads is Unit.TEXT:
+    if reads is not spec.unit and reads is DocumentKind.TEXT:
         raise UserError(
             f"corpus {spec} has pairs of inputs and targets, but {task.name} reads texts: "
             "build a task NAME_supervised, or give ?column="
@@ -189,8 +189,8 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
         )
     for unit, names in (
-        (Unit.PAIR, ("max_inputs", "max_targets", "too_long", "empty_targets")),
-        (Unit.TEXT, ("row_tokens", "packing", "separator")),
+        (DocumentKind.PAIR, ("max_inputs", "max_targets", "too_long", "empty_targets")),
+        (DocumentKind.TEXT, ("row_tokens", "packing", "separator")),
     ):
         for name in names if unit is not reads else ():
             if getattr(options, name) != getattr(Options, name):
@@ -198,7 +198,7 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
                     f"--{name} is for {unit.plural}, but {task.name} reads {reads.plural}: leave "
                     "it out"
                 )
-    if reads is Unit.TEXT:
+    if reads is DocumentKind.TEXT:
         return None
     for name in ("max_inputs", "max_targets"):
         if getattr(options, name) == 1:

@@ -11,10 +11,10 @@ from pipeline.building.options import Options
 from tasks import registry
 from tasks.cache.manifest import Shard
 from tasks.cache.pair_windows import longest_sides
+from tasks.document_kind import SIDES
 from tasks.task import TaskSpec
 from tasks.terminal.programs import program
 from tasks.terminal.table import table
-from tasks.unit import SIDES
 
 # Device files of accelerator drivers.
 _DEVICES = ("/dev/nvidia[0-9]*", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")

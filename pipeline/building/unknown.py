@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from pipeline.building import graph
 from tasks.cache.manifest import ALONE, BYTES, TOKENS, Shard
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.reading import sources
 from tasks.reading.corpus import HUB
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES, Unit
 from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 
@@ -43,7 +43,9 @@ class Shares(NamedTuple):
 
 
 def columns(shards: Sequence[Shard]) -> tuple[str, ...]:
-    return (Unit.PAIR if any(shard.pairs for shard in shards) else Unit.TEXT).columns
+    return (
+        DocumentKind.PAIR if any(shard.pairs for shard in shards) else DocumentKind.TEXT
+    ).columns
 
 
 def shares(shards: Sequence[Shard], column: str) -> Shares:

@@ -22,9 +22,9 @@ from pipeline.building.rows import framed, text_tokens
 from tasks import arrow
 from tasks.cache import manifest, plan_check, receipts
 from tasks.cache.pack import Documents, Pairs, Rows, packer
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES, Unit
 
 # Number of documents per reason with an excerpt in the quarantine file.
 _SAMPLES = 3
@@ -53,7 +53,9 @@ class ShardWriter:
         self._guard = plan_check.guard(folder, self._fingerprint)
         self._name = lambda kind: manifest.shard_file(split, kind, index, plan.shards[split])
         self.unit = plan.unit
-        self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
+        self._index_type = (
+            manifest.PAIR_INDEX if plan.unit is DocumentKind.PAIR else manifest.ROW_INDEX
+        )
         special = plan.vocabulary.special_ids
         self._unknown = special.of_unknown_text
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
@@ -115,7 +117,7 @@ class ShardWriter:
         """Counts text of a column's documents that the vocabulary cannot spell."""
         counts = {manifest.BYTES: lost.lost, manifest.ALONE: lost.rows}
         self._lost.update({f"{column} {what}": count for what, count in counts.items()})
-        if self.unit is Unit.PAIR:
+        if self.unit is DocumentKind.PAIR:
             self._pair_counts[f"{column}_bytes"] += lost.bytes
 
     def quarantine(
@@ -156,7 +158,9 @@ class ShardWriter:
         shard = manifest.Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
-            pairs=manifest.PairCounts(**self._pair_counts) if self.unit is Unit.PAIR else None,
+            pairs=manifest.PairCounts(**self._pair_counts)
+            if self.unit is DocumentKind.PAIR
+            else None,
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,

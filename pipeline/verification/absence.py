@@ -4,9 +4,9 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pipeline.excluding import origins, targets
-from pipeline.excluding.filter import opened
-from pipeline.excluding.lists import OF, OF_ENTRIES, Given, id_digests
+from pipeline.exclusion import origins, targets
+from pipeline.exclusion.filter import opened
+from pipeline.exclusion.lists import OF, OF_ENTRIES, Given, id_digests
 from pipeline.verification.shard import EXCLUDE, HAS_LIST, Checked, Fault, Present, listed
 from tasks import annexes
 from tasks.cache.manifest import Plan

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.excluding.lists import Given, copy_name
+from pipeline.exclusion.lists import Given, copy_name
 from pipeline.verification.absence import Absence, Sought
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
 from tasks import annexes, vocabulary

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from pipeline.excluding.filter import Filter
-from pipeline.excluding.traces import Traces
+from pipeline.exclusion.filter import Filter
+from pipeline.exclusion.traces import Traces
 from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
 from tasks.cache import manifest, records

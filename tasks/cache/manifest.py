@@ -42,9 +42,9 @@ from tasks.cache.checked_json import (
 )
 from tasks.cache.checked_json import as_json as as_json
 from tasks.cache.filtered import ExcludeRecord, FilterRecord
+from tasks.document_kind import DocumentKind
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 from tasks.vocabularies.sentencepiece_model import NEW_LAW, OLD_LAW
 from tasks.vocabulary import VOCABULARY_FILES, VocabularyRecord
 
@@ -194,8 +194,8 @@ class Plan:
     sentencepiece_law: str | None = None
 
     @property
-    def unit(self) -> Unit:
-        return Unit.PAIR if self.packing == PAIRS else Unit.TEXT
+    def unit(self) -> DocumentKind:
+        return DocumentKind.PAIR if self.packing == PAIRS else DocumentKind.TEXT
 
     @property
     def law(self) -> str:

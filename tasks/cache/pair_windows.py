@@ -11,10 +11,10 @@ import numpy as np
 from tasks.cache.manifest import CacheManifest, Shard
 from tasks.cache.records import PairRecords
 from tasks.cache.windows import Windows
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.objectives import Lengths, Objective
 from tasks.objectives.supervised import CUT
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES, Unit
 from tasks.vocabulary import PAIR_BORDER
 
 # Number of index rows to count at a time.
@@ -103,7 +103,7 @@ def open_windows(
     objective is for pairs, if a pair is too long, or as `Windows` does.
     """
     check_kind(folder, manifest, objective)
-    if objective.unit is Unit.TEXT:
+    if objective.unit is DocumentKind.TEXT:
         window = objective.window_tokens(lengths)
         return Windows(folder, manifest, split, window, **reading)
     refuse_longer(folder, manifest, objective, lengths)
@@ -116,7 +116,7 @@ def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> No
     if held is read:
         return
     what, advice = "texts", "build a cache with --corpus='…?inputs=COLUMN&targets=COLUMN'"
-    if held is Unit.PAIR:
+    if held is DocumentKind.PAIR:
         what = "pairs of inputs and targets"
         advice = "use a task NAME_supervised, or build a cache of texts"
     raise UserError(f"{folder} holds {what}, but this objective reads {read.plural}: {advice}")
@@ -143,7 +143,7 @@ def refuse_longer(
 
 def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any) -> Windows:
     """Returns the rows of a split as windows; arguments and errors are as in `Windows`."""
-    if manifest.plan.unit is Unit.TEXT:
+    if manifest.plan.unit is DocumentKind.TEXT:
         reading.setdefault("across_shards", False)  # each shard begins a new row
         return Windows(folder, manifest, split, manifest.plan.row_tokens, **reading)
     sides = longest_sides(manifest.splits.get(split, ()))

@@ -13,7 +13,7 @@ from tasks.objectives.noise import Array
 from tasks.objectives.objective import Examples, Lengths, Objective
 from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rule, check, field, require
+from tasks.terminal.flag_fields import Rule, check, field, require
 from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import sentinel_piece
 

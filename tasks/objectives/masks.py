@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.noise import Array
-from tasks.terminal.fields import Checked, Rule, above, at_least, check, field, require
+from tasks.terminal.flag_fields import Checked, Rule, above, at_least, check, field, require
 
 
 class Bounds(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tasks.document_kind import DocumentKind
 from tasks.objectives.noise import Array
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 
 # Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
@@ -112,9 +112,9 @@ class Objective(abc.ABC):
         return None
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> DocumentKind:
         """The unit of a window; a pair's window is inputs, PAIR_BORDER, targets."""
-        return Unit.TEXT
+        return DocumentKind.TEXT
 
     @property
     def cuts_sides(self) -> bool:

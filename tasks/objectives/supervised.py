@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 
+from tasks.document_kind import DocumentKind
 from tasks.objectives import noise
 from tasks.objectives.noise import Array
 from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import check, field
-from tasks.unit import Unit
+from tasks.terminal.flag_fields import check, field
 from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import PAIR_BORDER
 
@@ -34,7 +34,7 @@ class Supervised(Objective):
     )
     inputs_eos: bool = field(True, "end the inputs with an EOS")
     features = ("inputs", "targets")
-    unit = Unit.PAIR
+    unit = DocumentKind.PAIR
     appends_eos = True
 
     def __post_init__(self) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks import arrow
+from tasks.document_kind import DocumentKind
 from tasks.reading import long_documents
 from tasks.reading.long_documents import Document
-from tasks.unit import Unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,12 +19,12 @@ BATCH_BYTES = 4 << 20
 
 
 def collect(
-    documents: Iterable[Document], count: int, longest: int, unit: Unit = Unit.TEXT
+    documents: Iterable[Document], count: int, longest: int, unit: DocumentKind = DocumentKind.TEXT
 ) -> Batches:
     """Yields batches of at most `count` documents; splits texts of more than `longest` bytes."""
     rows: list[Document] = []
     size = 0
-    for document in _split_long(documents, longest) if unit is Unit.TEXT else documents:
+    for document in _split_long(documents, longest) if unit is DocumentKind.TEXT else documents:
         content = document[1]
         if isinstance(content, tuple):
             length = sum(map(len, filter(None, content)))
@@ -51,12 +51,12 @@ def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Documen
             yield name, text, *document[2:]
 
 
-def _batch_of(rows: list[Document], unit: Unit) -> "pa.RecordBatch":
+def _batch_of(rows: list[Document], unit: DocumentKind) -> "pa.RecordBatch":
     import numpy as np
 
     ids, contents, problems, parts, places = map(list, zip(*rows, strict=True))
     sides = [contents]
-    if unit is Unit.PAIR:
+    if unit is DocumentKind.PAIR:
         sides = [[pair and pair[side] for pair in contents] for side in (0, 1)]
     ids, problems, places = map(arrow.of_names, (ids, problems, places))
     texts = list(map(arrow.of_texts, sides))
@@ -78,12 +78,12 @@ def batch(
     import pyarrow as pa
 
     parts = arrow.of_numbers(np.zeros(len(ids), np.int32)) if parts is None else parts
-    names = (Unit.PAIR if len(texts) == 2 else Unit.TEXT).columns
+    names = (DocumentKind.PAIR if len(texts) == 2 else DocumentKind.TEXT).columns
     columns = {"id": ids, **dict(zip(names, texts, strict=True)), "problem": problems}
     return pa.RecordBatch.from_pydict({**columns, "part": parts, "place": places})
 
 
-def bounded(batch: "pa.RecordBatch", count: int, unit: Unit = Unit.TEXT) -> Batches:
+def bounded(batch: "pa.RecordBatch", count: int, unit: DocumentKind = DocumentKind.TEXT) -> Batches:
     """Slices a batch into batches of at most `count` documents and BATCH_BYTES of text."""
     import numpy as np
 

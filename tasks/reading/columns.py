@@ -15,9 +15,9 @@ import string
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tasks.document_kind import DocumentKind
 from tasks.reading import batches
 from tasks.reading.long_documents import Content
-from tasks.unit import Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +120,7 @@ class Columns:
     def __init__(self, spec: "CorpusSpec"):
         self.unit = spec.unit
         self._templates = [Template((("", spec.column),), only_text=True)]
-        if self.unit is Unit.PAIR:
+        if self.unit is DocumentKind.PAIR:
             self._templates = [parse(spec.inputs), parse(spec.targets)]
         self.names = tuple(dict.fromkeys(name for each in self._templates for name in each.columns))
         # Columns that a file must have.
@@ -134,10 +134,10 @@ class Columns:
             return None, str(error)
         except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is not a character
             return None, INVALID
-        return (sides[0] if self.unit is Unit.TEXT else tuple(sides)), None
+        return (sides[0] if self.unit is DocumentKind.TEXT else tuple(sides)), None
 
     def contents(self, rows: "pa.RecordBatch") -> tuple[list["pa.Array"], "pa.Array"]:
-        """Returns (one array of texts per column of `Unit.columns`, problems) for many rows."""
+        """Returns (an array of texts per column of `DocumentKind.columns`, problems) for rows."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -145,7 +145,7 @@ class Columns:
         for name in self.names:
             strings[name], of_column = _strings(column_of(rows, name))
             problems = of_column if problems is None else pc.coalesce(problems, of_column)
-        if self.unit is Unit.TEXT:
+        if self.unit is DocumentKind.TEXT:
             return [strings[self.names[0]]], problems
         valid, nothing = pc.is_null(problems), pa.scalar(None, pa.large_string())
         sides = []

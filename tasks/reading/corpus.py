@@ -7,8 +7,8 @@ import urllib.parse
 from collections.abc import Collection
 from typing import Any
 
+from tasks.document_kind import DocumentKind
 from tasks.storage.paths import is_remote
-from tasks.unit import Unit
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -83,15 +83,15 @@ class CorpusSpec:
         options = {name: value for name, value in values.items() if value != getattr(default, name)}
         if not options:
             return head
-        if self.unit is Unit.TEXT:
+        if self.unit is DocumentKind.TEXT:
             return f"{head}?{urllib.parse.urlencode(options)}"
         # Keep templates readable: they contain spaces and braces.
         quote = urllib.parse.quote
         return f"{head}?{urllib.parse.urlencode(options, safe=_READABLE, quote_via=quote)}"
 
     @property
-    def unit(self) -> Unit:
-        return Unit.PAIR if self.inputs else Unit.TEXT
+    def unit(self) -> DocumentKind:
+        return DocumentKind.PAIR if self.inputs else DocumentKind.TEXT
 
 
 def readable(spec: str) -> str:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tasks import annexes
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.reading import compression, cutting, hub, listing, opening, splits
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import (
@@ -33,7 +34,6 @@ from tasks.reading.splits import ChosenFile
 from tasks.reading.stdlib_docs import PythonDocs
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES, Unit
 
 _INSPECTORS = 16  # files inspected concurrently: remote ones are bound by latency
 _CHUNK = 64  # files per thread at a time
@@ -105,7 +105,7 @@ class Files:
             "revision": pinned.revision,
             **{
                 name: getattr(spec, name)
-                for name in (SIDES if spec.unit is Unit.PAIR else ("column",))
+                for name in (SIDES if spec.unit is DocumentKind.PAIR else ("column",))
             },
             "id": spec.id,
             "validation": spec.validation,

@@ -8,11 +8,11 @@ import urllib.parse
 from collections.abc import Collection
 from typing import Any
 
+from tasks.document_kind import SIDES
 from tasks.reading import columns, corpus
 from tasks.reading.corpus import CSV, HUB, PYTHON_DOCS, TSV, CorpusSpec, default_spec
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
-from tasks.unit import SIDES
 
 
 def forms() -> str:

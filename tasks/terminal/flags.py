@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from tasks import annexes
 from tasks.terminal import foreign_flags
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import (
+from tasks.terminal.flag_fields import (
     NONE,
     REQUIRED,
     Rejected,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import REQUIRED, as_flag
+from tasks.terminal.flag_fields import REQUIRED, as_flag
 from tasks.terminal.flags import Flag, flags_of, spelled
 
 ALL = "all"

@@ -15,9 +15,9 @@ from tests.trainer.huggingface.test_export import save_run
 from trainer import generate
 from trainer.config.decoding import Decoding
 from trainer.exporting import exporting
-from trainer.trained import prompts as prompts_module
-from trainer.trained import text
-from trainer.trained.generator import Generator
+from trainer.inference import prompts as prompts_module
+from trainer.inference import text
+from trainer.inference.generator import Generator
 
 pytestmark = pytest.mark.processes  # whole runs
 

@@ -13,7 +13,7 @@ from tests.support.processes import started
 from tests.support.runs import flags_of
 from trainer import loop
 from trainer.config import Config
-from trainer.config.fields import replace_all
+from trainer.config.field_paths import replace_all
 from trainer.config.presets import model_preset
 from trainer.engine.stopping import EXIT_PREEMPTED
 
@@ -259,7 +259,7 @@ RUN = """
 import sys
 from trainer.pretrain import main
 assert not main(sys.argv[1:])
-foreign = "trainer.annexes.", "trainer.huggingface", "trainer.starting.init_from"
+foreign = "trainer.annexes.", "trainer.huggingface", "trainer.initialization.init_from"
 print("imported", *(name for name in sys.modules if name.startswith(foreign)))
 """
 

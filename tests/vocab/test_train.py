@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks import vocabulary
+from tasks.document_kind import DocumentKind
 from tasks.reading import languages, sources, stdlib_docs
 from tasks.terminal.flags import made, parse
-from tasks.unit import Unit
 from tests.support.corpora import write_json
 from tests.support.in_process import run
 from tests.support.processes import completed, wait_for
@@ -463,7 +463,8 @@ def test_the_next_command_names_corpora_without_names():
 
 def test_the_next_command_builds_the_same_corpora():
     text, pairs = (
-        SimpleNamespace(spec=SimpleNamespace(unit=unit)) for unit in (Unit.TEXT, Unit.PAIR)
+        SimpleNamespace(spec=SimpleNamespace(unit=unit))
+        for unit in (DocumentKind.TEXT, DocumentKind.PAIR)
     )
     flags = SimpleNamespace(corpus=("fasta:a.fa",), languages=None, task_module="mine.py")
     printed = weighting.next_build(flags, weighting.Corpora({"": text}), "out")

@@ -35,12 +35,12 @@ from trainer.config import (
     stored_config,
 )
 from trainer.data import task_record
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine import checksums, guard, processes
 from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
-from trainer.observing import activity
+from trainer.monitoring import activity
 from trainer.optim.plateau import set_rate_scale
 
 _PREFIX = "checkpoint"

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from tasks.terminal.fields import Rule
+from tasks.terminal.flag_fields import Rule
 
 _LAST = re.compile(r"last:([1-9]\d{0,5})")
 

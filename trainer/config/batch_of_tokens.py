@@ -5,7 +5,7 @@ import math
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.phases import phases_of
 from trainer.config.run import Config
 
@@ -33,7 +33,7 @@ def batch_of_tokens(
             continue
         if not origins.get(tokens, "").startswith("the run "):
             raise UserError(f"--{tokens} and --{implied} are alternatives: set only one")
-        config = fields.replace(config, tokens, None)  # a branch replaces its run's
+        config = field_paths.replace(config, tokens, None)  # a branch replaces its run's
         del origins[tokens]
     if config.tokens_per_batch is not None:
         rows, rest = divmod(config.tokens_per_batch, length)

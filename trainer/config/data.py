@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.mixture import SIZES
 from tasks.storage import files
-from tasks.terminal.fields import (
+from tasks.terminal.flag_fields import (
     SHARE,
     Checked,
     ReadIf,

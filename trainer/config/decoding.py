@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tasks.terminal.fields import (
+from tasks.terminal.flag_fields import (
     REQUIRED,
     SEED,
     ReadIf,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tasks import annexes
 from tasks.metrics.metric import METRICS, values_of
-from tasks.terminal.fields import (
+from tasks.terminal.flag_fields import (
     BELOW_ONE,
     INSIDE_ONE,
     REQUIRED,

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, NamedTuple
 from tasks import annexes, registry
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 from tasks.terminal.flags import Given, groups_of_annexes, parse
 from tasks.terminal.table import table
-from trainer.config import fields, from_transformers
+from trainer.config import field_paths, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.config.run import BRANCH, CONFIG_FILE, Config, load_config, stored_model
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
-from trainer.model.parts import SLOTS, STACK_PARTS
+from trainer.model.registry import SLOTS, STACK_PARTS
 
 # The origin of fields that the user has set.
 _TYPED = "command line"
@@ -92,7 +92,9 @@ class RunFlags:
     def help_defaults() -> dict[str, Any]:
         """Returns flag path -> the default shown by --help."""
         config = Config(_SHOWN, MODEL_PRESETS[_SHOWN])
-        return {f"run.{path}": value for path, value in fields.leaves(config) if path != "preset"}
+        return {
+            f"run.{path}": value for path, value in field_paths.leaves(config) if path != "preset"
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,16 +136,16 @@ def build_config(
         model = from_transformers.folder_model(overrides) if from_folder else model_preset(preset)
         origin = f"preset {preset}"
     config = Config(preset=preset, model=model)
-    origins = {path: origin for path, _ in fields.leaves(config) if path.startswith("model.")}
+    origins = {path: origin for path, _ in field_paths.leaves(config) if path.startswith("model.")}
     origins["preset"] = _TYPED
     if settings:
-        config = fields.replace_all(config, settings.values)
+        config = field_paths.replace_all(config, settings.values)
         origins |= dict.fromkeys(settings.values, settings.origin)
     if optimizer_preset is not None:
         values = recipe(optimizer_preset)
-        config = fields.replace_all(config, values)
+        config = field_paths.replace_all(config, values)
         origins |= dict.fromkeys(values, f"optimizer preset {optimizer_preset}")
-    return fields.override(config, origins, overrides), origins
+    return field_paths.override(config, origins, overrides), origins
 
 
 def parsed(overrides: Sequence[str] | Given) -> Given:
@@ -215,10 +217,10 @@ def _of_branch(run: Given, settings: Settings | None) -> tuple[str, Settings]:
             "branch keeps: leave the flag out"
         )
     run.values["preset"] = config.preset
-    unset = dict(fields.leaves(Config(config.preset, config.model)))
+    unset = dict(field_paths.leaves(Config(config.preset, config.model)))
     values = {
         path: value
-        for path, value in fields.leaves(config)
+        for path, value in field_paths.leaves(config)
         if not path.startswith(_NOT_OF_BRANCH) and value != unset[path]
     }
     return config.preset, Settings(f"the run {folder}", values, config.model)
@@ -230,9 +232,9 @@ def origins_of(config: Config) -> dict[str, str]:
     Raises UserError if it sets a field that has no effect.
     """
     model = MODEL_PRESETS.get(config.preset)
-    known = dict(fields.leaves(Config(config.preset, model))) if model else {}
+    known = dict(field_paths.leaves(Config(config.preset, model))) if model else {}
     origins = {"preset": _TYPED}
-    for path, value in fields.leaves(config):
+    for path, value in field_paths.leaves(config):
         if path not in known or value != known[path]:
             origins[path] = _TYPED
         elif path.startswith("model."):

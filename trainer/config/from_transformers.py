@@ -9,7 +9,7 @@ from tasks import annexes
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import Given
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.run import CONFIG_FILE, Config, stored_model
 from trainer.model.config import ModelConfig
 
@@ -41,7 +41,9 @@ def named_folder(given: Given) -> str | None:
 def folder_model(given: Given) -> ModelConfig:
     """Returns the model of `named_folder(given)`, without dropout."""
     kinds = {name: annexes.get("settings", name) for name in annexes.entries(_MODELS)}
-    groups = {name: fields.override(kind(), {}, given.below(name)) for name, kind in kinds.items()}
+    groups = {
+        name: field_paths.override(kind(), {}, given.below(name)) for name, kind in kinds.items()
+    }
     model = _model(given.values.get("init_from"), given.values.get("model_dir"), groups)
     return dataclasses.replace(model, dropout_rate=0.0)
 
@@ -66,11 +68,11 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
         )
     taken = {
         f"model.{name}": value
-        for name, value in fields.leaves(found)
+        for name, value in field_paths.leaves(found)
         if name not in _OURS and origins.get(f"model.{name}") != "command line"
     }
     origins |= dict.fromkeys(taken, source)
-    return fields.replace_all(config, taken)
+    return field_paths.replace_all(config, taken)
 
 
 def _model(source: str | None, model_dir: str | None, groups: Mapping[str, Any]) -> ModelConfig:

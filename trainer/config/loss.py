@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tasks.terminal.fields import BELOW_ONE, Checked, ReadIf, above, at_least, field
+from tasks.terminal.flag_fields import BELOW_ONE, Checked, ReadIf, above, at_least, field
 
 NORMALIZERS = ("sum", "num_real_target_tokens", "num_total_target_tokens", "average_per_sequence")
 _NORMALIZED = ("batch", "microbatch")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Checked, ReadIf, Rule, field
+from tasks.terminal.flag_fields import Checked, ReadIf, Rule, field
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")

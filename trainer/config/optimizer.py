@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tasks.annexes import Registry
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import (
+from tasks.terminal.flag_fields import (
     BELOW_ONE,
     ReadIf,
     Rejected,
@@ -19,7 +19,7 @@ from tasks.terminal.fields import (
     one_of,
     require,
 )
-from trainer.config.fields import check_pattern
+from trainer.config.field_paths import check_pattern
 
 # Defaults of the fields that all optimizers have, and of those that all but adafactor have.
 _COMMON = {

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rule
-from trainer.config import fields
+from tasks.terminal.flag_fields import Rule
+from trainer.config import field_paths
 from trainer.config.skips import Skips
 
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -235,4 +235,4 @@ def in_updates(config: Any, origins: dict[str, str]) -> Any:
         origins.pop("train_tokens", None)
         steps = phases.in_tokens.updates(tokens_of(config.train_tokens) or 0)
         new |= {"train_steps": steps, "train_tokens": None}
-    return fields.replace_all(config, new)
+    return field_paths.replace_all(config, new)

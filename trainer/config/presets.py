@@ -8,9 +8,9 @@ from functools import partial
 
 from tasks import annexes
 from tasks.terminal.command_line import UserError, nearest
-from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
-from trainer.model.parts import FAMILIES
+from trainer.model.part_facts import DECODER, ENCODER
+from trainer.model.registry import FAMILIES
 
 # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
 T5_VOCAB_SIZE = 32_128

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from tasks.terminal.fields import ReadIf, Rule, at_least, check, field, require
+from tasks.terminal.flag_fields import ReadIf, Rule, at_least, check, field, require
 
 AUTO = "auto"
 

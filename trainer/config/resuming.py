@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tasks import mixture
-from tasks.terminal.fields import Changes, as_flag
-from trainer.config import fields
+from tasks.terminal.flag_fields import Changes, as_flag
+from trainer.config import field_paths
 from trainer.config.evaluation import LOWER_IS_BETTER
 from trainer.config.run import Config
 from trainer.config.unused_fields import unread_fields
@@ -145,10 +145,10 @@ _BEGINNING = ("init_from", "branch_from")
 
 
 def _differences(before: Config, now: Config, harmless: Collection[str]) -> list[str]:
-    old = dict(fields.leaves(before))
+    old = dict(field_paths.leaves(before))
     unread = unread_fields(before).keys() & unread_fields(now).keys()
     found = []
-    for path, value in fields.leaves(now):
+    for path, value in field_paths.leaves(now):
         kind, why = changes_in(path, before, now)
         if old.get(path) != value and path not in unread and kind not in harmless:
             reason = f", and {why}" if why else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tasks import annexes, registry
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import (
+from tasks.terminal.flag_fields import (
     REQUIRED,
     SEED,
     Checked,
@@ -22,7 +22,7 @@ from tasks.terminal.fields import (
     field,
     require,
 )
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.data import (
     ON_CACHES,
     OURS,
@@ -317,7 +317,7 @@ class _Config:
 
     def __post_init__(self) -> None:
         check(self)
-        fields.check_pattern("Config.trainable", self.trainable)
+        field_paths.check_pattern("Config.trainable", self.trainable)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"
         known = self.train_tokens is None
@@ -465,12 +465,12 @@ def stored_config(value: Mapping[str, Any], source: str) -> Config:
     """
     refuse_average(value, source)
     own = copy.deepcopy({name: each for name, each in value.items() if name != "averages"})
-    return fields.from_dict(Config, _moved(own), source)
+    return field_paths.from_dict(Config, _moved(own), source)
 
 
 def stored_model(value: Mapping[str, Any], source: str) -> ModelConfig:
     """Returns the model that `source` holds as JSON, also of an earlier version."""
-    return fields.from_dict(ModelConfig, _moved({"model": dict(value)})["model"], source)
+    return field_paths.from_dict(ModelConfig, _moved({"model": dict(value)})["model"], source)
 
 
 def _moved(config: dict[str, Any]) -> dict[str, Any]:

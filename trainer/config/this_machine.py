@@ -3,7 +3,7 @@
 import dataclasses
 
 from tasks.terminal.command_line import UserError
-from trainer.config import fields, phases
+from trainer.config import field_paths, phases
 from trainer.config.mesh import MeshConfig
 from trainer.config.processes import ProcessesConfig
 from trainer.config.run import Config
@@ -34,7 +34,7 @@ def on_this_machine(config: Config) -> Config:
     if any(rows % parts for rows in (config.batch_size, *later)):
         rows = -(-config.batch_size // parts) * parts
         values = {"batch_size": rows, "batch_schedule": "", "tokens_per_batch": None}
-        config = fields.replace_all(config, values)
+        config = field_paths.replace_all(config, values)
     if config.model.attention == "cudnn" and jax.default_backend() != "gpu":
-        config = fields.replace(config, "model.attention", "einsum")
+        config = field_paths.replace(config, "model.attention", "einsum")
     return config

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.run import Config
 from trainer.model.config import ModelConfig
 
@@ -21,7 +21,7 @@ def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
         value, subject = getattr(part, each.name), config if read_if and read_if.whole else part
         nested = dataclasses.is_dataclass(value)
         if read_if and not read_if.holds(subject):
-            names = [name for name, _ in fields.leaves(value, inner)] if nested else [inner]
+            names = [name for name, _ in field_paths.leaves(value, inner)] if nested else [inner]
             yield from dict.fromkeys(names, read_if.reason(subject)).items()
         elif nested:
             yield from _unread(value, config, f"{inner}.")
@@ -30,8 +30,8 @@ def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
 
 def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:
     """Raises a UserError for unread fields that the command line changes from the default."""
-    values = dict(fields.leaves(config))
-    defaults = dict(fields.leaves(Config(config.preset, config.model)))
+    values = dict(field_paths.leaves(config))
+    defaults = dict(field_paths.leaves(Config(config.preset, config.model)))
     defaults |= {f"model.{each.name}": each.default for each in dataclasses.fields(ModelConfig)}
     for path, why in unread_fields(config).items():
         if origins.get(path) == "command line" and values[path] != defaults[path]:

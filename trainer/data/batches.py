@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.cache.windows import Windows
+from tasks.document_kind import DocumentKind
 from tasks.objectives import Examples, Lengths, Objective, noise
 from tasks.objectives.objective import Slots
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config.phases import Phases
 from trainer.data import segments
@@ -87,7 +87,7 @@ class BatchMaker:
     def blank(self) -> Batch:
         """Returns the features of one window of unknown tokens, without reading data."""
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
-        if self.objective.unit is Unit.PAIR:
+        if self.objective.unit is DocumentKind.PAIR:
             tokens_WN = np.array([[UNK_ID, PAIR_BORDER, UNK_ID]], np.int32)
         sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
         if self.by_document:

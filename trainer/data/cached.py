@@ -10,13 +10,13 @@ from tasks.cache.manifest import CacheManifest, as_json
 from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
+from tasks.document_kind import DocumentKind
 from tasks.metrics import metric
 from tasks.objectives import Lengths, noise
 from tasks.objectives.packing import deck
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError, nearest
-from tasks.unit import Unit
 from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
 from trainer.data import features, mixing, segments, startup, task_record
@@ -26,7 +26,6 @@ from trainer.data.caches import TRAIN, caches_of
 from trainer.data.epoch_rows import Decks, Layout, PackedPairs, PairRows
 from trainer.data.examples import ExampleSet, judge_of, named_metrics, of_batches
 from trainer.data.features import Batch, Converter
-from trainer.data.interface import EvaluationSet, Waiting
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import (
     BlockOrder,
@@ -37,7 +36,8 @@ from trainer.data.order import (
     Order,
     Reading,
 )
-from trainer.observing import activity
+from trainer.data.run import EvaluationSet, Waiting
+from trainer.monitoring import activity
 
 # Rows per batch when reading examples.
 _EXAMPLE_ROWS = 64
@@ -158,7 +158,7 @@ class CachedData:
         """Returns the lengths of a task's example: a row's, unless rows are packed."""
         if not self._packs:
             return self.lengths
-        own = self.lengths if task.objective.unit is Unit.PAIR else task.lengths
+        own = self.lengths if task.objective.unit is DocumentKind.PAIR else task.lengths
         given = self._config.data
         return Lengths(given.example_inputs or own.inputs, given.example_targets or own.targets)
 

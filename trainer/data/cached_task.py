@@ -10,7 +10,7 @@ from tasks.cache.manifest import CacheManifest, cache_names
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds, Vocabulary
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def opened(config: Config, name: str) -> CachedTask:
 def found(config: Config, name: str) -> tuple[TaskSpec, set[str]]:
     """Returns (a task with the run's settings for its objective, tasks whose caches serve it)."""
     task = _task(config, name)
-    objective = fields.with_settings(
+    objective = field_paths.with_settings(
         task.objective, config.objective, "objective", f"the objective of {task.name}"
     )
     task = dataclasses.replace(task, objective=objective)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from trainer.data.interface import Run
+from trainer.data.run import Run
 
 
 class PromptForm(NamedTuple):

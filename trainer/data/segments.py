@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tasks.document_kind import DocumentKind
 from tasks.objectives import Examples, Lengths, Objective, noise
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 from trainer.data.features import Batch, Converter, FeatureConverter
 
@@ -31,7 +31,7 @@ class Unsegmented(UserError):
 
 def check(objective: Objective, lengths: Lengths, converter: Converter) -> None:
     """Raises Unsegmented if rows of an objective's examples cannot have segments by document."""
-    if not isinstance(converter, FeatureConverter) or objective.unit is Unit.PAIR:
+    if not isinstance(converter, FeatureConverter) or objective.unit is DocumentKind.PAIR:
         why = "it is only for texts, and for models with a decoder"
     elif "inputs" not in objective.features:
         return

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tasks.cache import subset
 from tasks.cache.pair_windows import PairWindows
 from tasks.cache.subset import Take
+from tasks.document_kind import DocumentKind
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import as_flag
+from tasks.terminal.flag_fields import as_flag
 from tasks.terminal.table import table
-from tasks.unit import Unit
 from trainer.config import Config, DataConfig
 from trainer.config.phases import Phases
 from trainer.config.skips import described
@@ -39,7 +39,11 @@ def task_lines(
     """Yields lines about a task's examples (of `lengths`, in `rows`) and cache, and warnings."""
     reading = caches.config.data
     plan, objective, windows = task.manifest.plan, source.maker.objective, source.maker.windows
-    read = "a pair" if objective.unit is Unit.PAIR else f"{windows.window_tokens} corpus tokens"
+    read = (
+        "a pair"
+        if objective.unit is DocumentKind.PAIR
+        else f"{windows.window_tokens} corpus tokens"
+    )
     yield "task", f"{source.task}: {read} -> inputs {lengths.inputs}, targets {lengths.targets}"
     needed, ids = objective.sentinels(lengths), task.ids
     yield "sentinels", f"{needed} needed, {ids.sentinels} in the vocabulary of {ids.size} ids"
@@ -175,7 +179,7 @@ def check_nest(config: Config, tasks: Sequence[CachedTask], caches: Caches) -> N
         if is_set:
             raise UserError(f"{flag} cannot be combined with --{name}: leave out one of the two")
     for each in tasks:
-        if each.task.objective.unit is Unit.PAIR or each.manifest.plan.rows_are_windows:
+        if each.task.objective.unit is DocumentKind.PAIR or each.manifest.plan.rows_are_windows:
             raise UserError(
                 f"{flag}: the rows of {each.cache} are windows, so that no other length can be cut "
                 "from them: build it with --packing=concat"

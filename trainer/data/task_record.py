@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks.document_kind import DocumentKind
 from tasks.objectives import Lengths, Objective, noise
-from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config import load_record
 from trainer.data.cached_task import CachedTask
@@ -134,7 +134,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
     rare_WN = generator.random((_PROBES, width))
     tokens_WN[rare_WN < 2 / 16] = UNK_ID
     tokens_WN[rare_WN < 1 / 16] = ids.special.eos
-    if objective.unit is Unit.PAIR:
+    if objective.unit is DocumentKind.PAIR:
         most_inputs, most_targets = objective.sides(lengths)
         border_W = np.clip(lengths_W // 2, 1, most_inputs)
         lengths_W = border_W + 1 + np.clip(lengths_W - border_W - 1, 1, most_targets)

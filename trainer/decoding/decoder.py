@@ -29,9 +29,9 @@ from trainer.decoding.next_token import (
     uncached_part,
 )
 from trainer.engine.sharding import parameter_shardings, put_batch, replicated, rows, tracing_on
-from trainer.model.capabilities import ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.layers import unstack_layers
+from trainer.model.part_facts import ENCODER
 from trainer.model.spec import ModelSpec, model_spec
 from trainer.model.transformer import (
     Transformer,

@@ -18,7 +18,7 @@ from tasks.storage import user_cache
 from tasks.terminal.command_line import UserError
 from trainer.engine import determinism
 from trainer.engine.sharding import replicated
-from trainer.observing import activity
+from trainer.monitoring import activity
 
 # Without it, the TPU's compiler divides a product whose operand is gathered or whose result is
 # scattered into windows, at half of its speed (docs/benchmarks.md). MaxText sets it, too.

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.data.features import Batch, target_side
-from trainer.data.interface import EvaluationSet, Run
+from trainer.data.run import EvaluationSet, Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 from trainer.engine.word_counts import WordCounter

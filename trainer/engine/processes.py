@@ -22,7 +22,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from trainer.config.processes import AUTO, ProcessesConfig
 from trainer.engine.damage import Damaged
-from trainer.observing import activity
+from trainer.monitoring import activity
 
 # Exit code of a process that lost another: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76

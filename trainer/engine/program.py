@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import check_dimensions
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine import compiled_programs, sharding, step
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms

@@ -11,7 +11,7 @@ import jax
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 from trainer.engine import processes
-from trainer.observing import activity
+from trainer.monitoring import activity
 
 # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75

@@ -7,7 +7,7 @@ from typing import Any
 from tasks.metrics.metric import TEXT
 from tasks.storage import files
 from trainer.config.averages import label as label_of
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting

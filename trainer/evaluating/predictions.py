@@ -13,8 +13,8 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.data.examples import Example, ExampleSet, Outputs
-from trainer.data.interface import Run
 from trainer.data.prompts import prompt_form
+from trainer.data.run import Run
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program

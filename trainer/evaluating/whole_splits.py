@@ -9,12 +9,12 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import averages, metadata
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config import Config, MixingConfig, fields
+from trainer.config import Config, MixingConfig, field_paths
 from trainer.config import averages as averages_config
 from trainer.config.evaluation import BEST_METRICS, EvaluateFlags
 from trainer.config.this_machine import on_this_machine
 from trainer.data import segments
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.data.task_record import warn_of_changes
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program
@@ -51,7 +51,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
         values["plateau.metric"] = BEST_METRICS[0]  # the checkpoints hold its scale of the rate
     values |= {path: value for path, value in overrides.items() if value is not None}
     values |= {name: type(getattr(config, name))() for name in annexes.entries("evaluations")}
-    config = fields.replace_all(config, values)
+    config = field_paths.replace_all(config, values)
 
     determinism.set_flags(config.deterministic)
 
@@ -130,7 +130,7 @@ def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Conf
     # The old task's objective, mixing and reading do not apply to another task.
     values = {"objective": (), "mixing": MixingConfig(), "task": task}
     values |= {"data.take": None}
-    return fields.replace_all(config, {**dict.fromkeys(implied), **values})
+    return field_paths.replace_all(config, {**dict.fromkeys(implied), **values})
 
 
 def _opened(config: Config, origins: dict[str, str], another: bool) -> Run:
@@ -142,7 +142,7 @@ def _opened(config: Config, origins: dict[str, str], another: bool) -> Run:
         if not another:
             raise
         print(f"segments      none: {error}")
-    return prepare(fields.replace(config, "data.segment_documents", False), origins)
+    return prepare(field_paths.replace(config, "data.segment_documents", False), origins)
 
 
 def _as_lines(results: dict[int, Results]) -> str:

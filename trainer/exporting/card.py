@@ -13,9 +13,9 @@ from tasks.reading import spec
 from tasks.reading.corpus import HUB, readable
 from tasks.storage import files
 from tasks.terminal.table import table
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 from trainer.data.cached_task import CachedTask
-from trainer.data.interface import Data, Run
+from trainer.data.run import Data, Run
 from trainer.engine.cost import parameter_count
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
@@ -225,7 +225,9 @@ def _tokens_to(data: Data, config: Config, batch: int) -> float:
 def _data_rows(each: CachedTask) -> list[tuple[str, str]]:
     plan, corpus = each.manifest.plan, each.manifest.plan.corpus
     manifest = files.read_bytes(files.join(each.cache, MANIFEST))
-    settings = ", ".join(f"{path} {value}" for path, value in fields.leaves(each.task.objective))
+    settings = ", ".join(
+        f"{path} {value}" for path, value in field_paths.leaves(each.task.objective)
+    )
     return [
         ("task", each.task.name),
         ("noise", f"{type(each.task.objective).__name__}: {settings or 'none'}"),

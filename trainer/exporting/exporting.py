@@ -17,16 +17,16 @@ from trainer.checkpoints import stored
 from trainer.config import load_config
 from trainer.data import features
 from trainer.data.features import Batch
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.exporting import card, folder, record, token_ids
 from trainer.exporting.folder import Model, Settings
 from trainer.huggingface import configs, hub, parity, require_packages, weights
 from trainer.huggingface.folder_parity import NotEqual
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match, Roles
+from trainer.inference import trained_run
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import named as named_arrays
-from trainer.trained import trained_run
 
 # Number of rows to compare, and rows per batch. Batches are small because logits of 16 rows of 512
 # positions and 250,112 ids take 8 GB.

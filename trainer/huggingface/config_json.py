@@ -7,7 +7,7 @@ from typing import Any
 from tasks.terminal.command_line import UserError
 from trainer.huggingface import formats as formats
 from trainer.huggingface import special_ids
-from trainer.huggingface.fields import Fields, unset
+from trainer.huggingface.config_json_fields import Fields, unset
 from trainer.huggingface.kinds import KINDS, type_of
 from trainer.model.config import ModelConfig
 

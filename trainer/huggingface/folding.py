@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.model.capabilities import ENCODER
 from trainer.model.config import ModelConfig
-from trainer.model.slots import Choice
+from trainer.model.part_facts import ENCODER
+from trainer.model.slot import Choice
 from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
 

@@ -5,15 +5,15 @@ from typing import Any
 
 from tasks.vocabulary import PAD_ID
 from trainer.huggingface import module_names, rotary
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.huggingface.module_names import activations, decoder_layer
 from trainer.huggingface.names import logits_are_tied
-from trainer.model import parts
-from trainer.model.capabilities import TRANSFORMERS
+from trainer.model import registry
 from trainer.model.config import ModelConfig
-from trainer.model.parts import PER_LAYER
-from trainer.model.slots import Choice
+from trainer.model.part_facts import TRANSFORMERS
+from trainer.model.registry import PER_LAYER
+from trainer.model.slot import Choice
 
 # The model_type of modeling_palimpsest.py.
 CUSTOM = "palimpsest"
@@ -74,12 +74,12 @@ def norm_of(kind: str, epsilon: float, **others: Any) -> str:
     return str(Choice(kind, _NORM_OPTIONS[kind](epsilon=float(epsilon), **others)))
 
 
-_NORM_OPTIONS = {"rms_norm": parts.NormOptions, "layer_norm": parts.LayerNormOptions}
+_NORM_OPTIONS = {"rms_norm": registry.NormOptions, "layer_norm": registry.LayerNormOptions}
 
 
 def relative_of(fields: Fields, name: str = "relative") -> str:
     """Returns T5's distance biases."""
-    relative = parts.Relative(
+    relative = registry.Relative(
         num_buckets=fields.get("relative_attention_num_buckets", 32),
         max_distance=fields.get("relative_attention_max_distance", 128),
     )
@@ -206,7 +206,7 @@ def epsilon_of(config: ModelConfig) -> float:
 def to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
     """Returns the fields of a T5; raises KeyError if positions are not relative."""
     relative = config.part("position").options
-    if not isinstance(relative, parts.Relative):
+    if not isinstance(relative, registry.Relative):
         raise KeyError(config.position)
     tied = logits_are_tied(config)
     return {

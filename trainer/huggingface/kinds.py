@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tasks.annexes import Registry
-from trainer.huggingface.fields import Fields, unset
+from trainer.huggingface.config_json_fields import Fields, unset
 from trainer.model.config import ModelConfig
-from trainer.model.parts import FAMILIES
+from trainer.model.registry import FAMILIES
 
 
 class Kind(NamedTuple):

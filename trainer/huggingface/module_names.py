@@ -10,7 +10,7 @@ from typing import cast
 
 from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
-from trainer.model.parts import PER_LAYER
+from trainer.model.registry import PER_LAYER
 from trainer.model.spec import LayerSpec, ModelSpec, model_spec
 
 PROJECTIONS = ("query", "key", "value")

@@ -17,10 +17,10 @@ from flax import traverse_util
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import PAD_ID
 from trainer.huggingface.kinds import KINDS, Kind
-from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
-from trainer.model.parts import FULL_PATTERN
+from trainer.model.part_facts import TRANSFORMERS
 from trainer.model.paths import named
+from trainer.model.registry import FULL_PATTERN
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
 

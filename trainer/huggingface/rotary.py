@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.huggingface.fields import Fields, unset
-from trainer.model import parts
+from trainer.huggingface.config_json_fields import Fields, unset
+from trainer.model import registry
 from trainer.model.config import ModelConfig
-from trainer.model.slots import Choice
+from trainer.model.slot import Choice
 
 _ORIGINAL = "original_max_position_embeddings"
 # Kind of rotary positions -> {transformers' field: ours}.
@@ -115,13 +115,13 @@ def of(
         logarithm = 0.1 * math.log(max(values["factor"], 1.0))
         over, under = (of_rope.number(name) * logarithm + 1 for name in _MSCALES)
         values["attention_factor"] = over / under
-    return str(Choice("rotary", parts.Rotary(**values)))
+    return str(Choice("rotary", registry.Rotary(**values)))
 
 
 def written(config: ModelConfig) -> dict[str, Any]:
     """Returns rope_parameters; raises KeyError if positions are not rotary."""
     rotary = config.part("position").options
-    if not isinstance(rotary, parts.Rotary):
+    if not isinstance(rotary, registry.Rotary):
         raise KeyError(config.position)
     kind = "default" if rotary.scaling == "none" else rotary.scaling
     rope: dict[str, Any] = {"rope_type": kind, "rope_theta": rotary.base}

@@ -20,7 +20,7 @@ from trainer.model.mixers import View, project_out, split_heads
 from trainer.model.norms import Norm
 from trainer.model.parameters import SOURCE_KERNEL
 from trainer.model.parametrisation import narrowed
-from trainer.model.parts import JOINED
+from trainer.model.registry import JOINED
 from trainer.model.sparsity import Pattern
 from trainer.model.stack_parts import CrossAttention
 

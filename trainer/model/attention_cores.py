@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tasks.annexes import Registry, every
 from trainer.model.device import AUTO, Device
-from trainer.model.slots import load
+from trainer.model.slot import load
 from trainer.model.sparsity import Pattern
 
 EINSUM, DOT_PRODUCT, CUDNN = "einsum", "dot_product", "cudnn"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tasks.terminal.fields import REQUIRED, ReadIf, field, one_of, require
+from tasks.terminal.flag_fields import REQUIRED, ReadIf, field, one_of, require
 from trainer.model.attention_cores import CORES, EINSUM, Request, select
-from trainer.model.capabilities import ENCODER, FamilyFacts, MixerFacts, StackPartFacts
 from trainer.model.config_checks import SIZES, check
 from trainer.model.device import AUTO, SOFTMAX_DTYPES, Device
-from trainer.model.parts import (
+from trainer.model.part_facts import ENCODER, FamilyFacts, MixerFacts, StackPartFacts
+from trainer.model.registry import (
     ACTIVATION_NAMES,
     FAMILIES,
     FULL_PATTERN,
@@ -19,7 +19,7 @@ from trainer.model.parts import (
     STACK_PARTS,
     WEIGHT_NAMES,
 )
-from trainer.model.slots import Choice, Slot, several
+from trainer.model.slot import Choice, Slot, several
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ import re
 from dataclasses import MISSING, fields
 from typing import Any
 
-from tasks.terminal.fields import Rejected, one_of
+from tasks.terminal.flag_fields import Rejected, one_of
 from trainer.model.attention_cores import CORES, EINSUM
-from trainer.model.capabilities import DECODER, ENCODER, ENCODER_DECODER
 from trainer.model.device import AUTO
-from trainer.model.parts import (
+from trainer.model.part_facts import DECODER, ENCODER, ENCODER_DECODER
+from trainer.model.registry import (
     ACTIVATION_NAMES,
     FULL_PATTERN,
     MIXERS,
@@ -20,7 +20,7 @@ from trainer.model.parts import (
     STACK_PARTS,
     ZERO_NAMES,
 )
-from trainer.model.slots import require_of
+from trainer.model.slot import require_of
 
 # Fields that can be set in any family; the other fields change its parts.
 _OF_ALL = (

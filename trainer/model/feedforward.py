@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from trainer.model.capabilities import ENCODER, T5X, TRANSFORMERS
 from trainer.model.dense import Buildable, Built
 from trainer.model.masks import Rows
+from trainer.model.part_facts import ENCODER, T5X, TRANSFORMERS
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {

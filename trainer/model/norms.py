@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from trainer.model.capabilities import T5X, TRANSFORMERS
 from trainer.model.dense import Built, Shared
 from trainer.model.parameters import TABLE, parameter
+from trainer.model.part_facts import T5X, TRANSFORMERS
 
 Function = Callable[[Array], Array]
 

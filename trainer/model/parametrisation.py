@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 from jax import Array
 
-from trainer.model.parts import MaximalUpdate, Normal
+from trainer.model.registry import MaximalUpdate, Normal
 
 Initializer = Callable[..., Array]
 Shape = tuple[int, ...]

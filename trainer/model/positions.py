@@ -18,7 +18,7 @@ from jax import Array
 
 from trainer.model.dense import Built, Shared
 from trainer.model.parameters import TABLE, parameter
-from trainer.model.parts import PER_LAYER, Rotary
+from trainer.model.registry import PER_LAYER, Rotary
 
 
 class RelativeBias(NamedTuple):

@@ -13,7 +13,6 @@ from typing import Any
 
 from trainer.model import attention
 from trainer.model.arrangements import Arrangement, sequential
-from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
 from trainer.model.embedding import (
@@ -27,9 +26,10 @@ from trainer.model.feedforward import FeedForward
 from trainer.model.masks import AnyMask, Mask
 from trainer.model.mixers import Mixer
 from trainer.model.norms import NoNorm, Norm, Placements
-from trainer.model.parts import STACK_PARTS
+from trainer.model.part_facts import DECODER, ENCODER
 from trainer.model.positions import Position
-from trainer.model.slots import load
+from trainer.model.registry import STACK_PARTS
+from trainer.model.slot import load
 from trainer.model.stack_parts import CrossAttention, LayerHook, StackPart
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.terminal.fields import Rule, above, at_least, field
-from trainer.model.capabilities import ENCODER_DECODER
-from trainer.model.slots import reject_changed, require_of
+from tasks.terminal.flag_fields import Rule, above, at_least, field
+from trainer.model.part_facts import ENCODER_DECODER
+from trainer.model.slot import reject_changed, require_of
 
 LOCAL, GLOBAL = "l", "g"
 

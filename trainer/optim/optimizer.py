@@ -18,7 +18,7 @@ from trainer.config.optimizer import OPTIMIZERS, OptimizerConfig
 from trainer.model.parameters import ParameterFacts
 from trainer.model.parametrisation import UNCHANGED
 from trainer.model.paths import path_name
-from trainer.model.slots import load
+from trainer.model.slot import load
 from trainer.model.spec import EncoderSpec, ModelSpec
 from trainer.model.transformer import decayed, logical_axes, parameter_tree
 from trainer.optim.plateau import droppable

@@ -11,10 +11,10 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer.config import Config, fields, load_config, load_record
+from trainer.config import Config, field_paths, load_config, load_record
 from trainer.config.phases import Phase
-from trainer.model.capabilities import ENCODER
-from trainer.observing import goodput
+from trainer.model.part_facts import ENCODER
+from trainer.monitoring import goodput
 from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
 from trainer.reporting.software import read_software
 
@@ -188,7 +188,7 @@ def load_all(folders: Sequence[str]) -> list[History]:
 
 def differences(histories: Sequence[History]) -> list[tuple[str, list[Any]]]:
     """Returns (field path, value or "–" in each run) for differing fields, except model_dir."""
-    leaves = [dict(fields.leaves(each.config)) for each in histories]
+    leaves = [dict(field_paths.leaves(each.config)) for each in histories]
     paths = dict.fromkeys(path for each in leaves for path in each)
     rows = [(path, [each.get(path, "–") for each in leaves]) for path in paths]
     return [

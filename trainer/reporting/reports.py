@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.data.interface import Run, Waiting
+from trainer.data.run import Run, Waiting
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard
@@ -17,7 +17,7 @@ from trainer.engine.hardware import peak_memory
 from trainer.engine.metrics import Metrics, means
 from trainer.engine.program import Program
 from trainer.engine.step import Batch, TrainState
-from trainer.observing import activity
+from trainer.monitoring import activity
 from trainer.optim.optimizer import learning_rate_schedule
 from trainer.reporting import numbers
 from trainer.reporting.evaluations import evaluation_table, unigram_entropy

@@ -9,7 +9,7 @@ import jax
 
 from trainer.config.phases import Phase
 from trainer.data import features
-from trainer.data.interface import Run, Waiting
+from trainer.data.run import Run, Waiting
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from trainer.config import CheckpointConfig, Config
 from trainer.config.presets import source_optimizer
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program

@@ -3,7 +3,7 @@
 import dataclasses
 
 from tasks.terminal.command import Command
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

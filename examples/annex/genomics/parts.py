@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tasks.terminal.fields import above, field
-from trainer.model.capabilities import MixerFacts
+from tasks.terminal.flag_fields import above, field
 from trainer.model.norms import ScaledNorm
 from trainer.model.parameters import KERNEL, parameter
-from trainer.model.slots import Part
+from trainer.model.part_facts import MixerFacts
+from trainer.model.slot import Part
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from palimpsest.commands import COMMANDS, command
 from tasks import annexes, vocabulary
 from tasks.annexes.inspecting import show
 from tasks.cache import cache, language_set
+from tasks.document_kind import SIDES
 from tasks.reading.corpus import CorpusSpec
 from tasks.storage import files
 from tasks.terminal import programs
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError, nearest
 from tasks.terminal.flags import flags_of
 from tasks.terminal.texts import checked, shown
-from tasks.unit import SIDES
 from trainer.config import Config, load_config
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pipeline.building.options import Options
     from trainer.config.decoding import TrainedFlags
     from trainer.config.evaluation import EvaluateFlags
-    from trainer.trained.generator import Generator
+    from trainer.inference.generator import Generator
     from vocab.train import Flags as TrainFlags
 
 __all__ = [
@@ -308,7 +308,7 @@ class Model:
 
         Takes the flags of `palimpsest generate`, such as `max_new_tokens`.
         """
-        from trainer.trained.prompts import results
+        from trainer.inference.prompts import results
 
         if of_files := {"input", "column", "output"} & flags.keys():
             raise UserError(
@@ -355,7 +355,7 @@ class Model:
 
     def _opened(self, flags: "TrainedFlags") -> "Generator":
         """Returns the generator of the flags; the last one is kept, until there is a new step."""
-        from trainer.trained import prompts
+        from trainer.inference import prompts
 
         decoding = flags.decoding  # type: ignore[attr-defined]
         steps = tuple(files.list_names(self.model_dir))

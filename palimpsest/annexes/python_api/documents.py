@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from tasks.document_kind import SIDES
 from tasks.reading import compression
 from tasks.storage import files
 from tasks.terminal import texts
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES
 
 _TEXT = ("text",)
 # A SPEC takes these for patterns, options, members of archives and languages.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palimpsest.annexes.recipes import lock
-from palimpsest.annexes.recipes.flows import RUNS
+from palimpsest.annexes.recipes.derived_flags import RUNS
 from palimpsest.annexes.recipes.products import Product
 from palimpsest.annexes.recipes.recipe import Recipe, Stage
 from tasks.storage import files

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-from palimpsest.annexes.recipes import flows
+from palimpsest.annexes.recipes import derived_flags
 from palimpsest.annexes.recipes.waiting import waited
 from palimpsest.commands import COMMANDS, command
 from tasks import registry
@@ -25,7 +25,7 @@ from tasks.task import OBJECTIVES
 from tasks.terminal import child
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 from tasks.terminal.flags import flags_of, given_flags, made, parse, refuse_unknown
 
 _BUILD, _RUN = "build", "pretrain"
@@ -59,7 +59,7 @@ def run(flags: Flags) -> int:
         registry.load(options.task_module)
     task = options.task
     if options.name and task in OBJECTIVES:
-        task = flows.own_task(task, options.name)
+        task = derived_flags.own_task(task, options.name)
     of_run += [f"--task={task}", f"--cache_dir={options.cache_dir}"]
     of_run += [f"--task_module={options.task_module}"] * bool(options.task_module)
     if options.row_tokens is None and (tokens := _row_tokens(task, of_run)):
@@ -107,7 +107,7 @@ def _row_tokens(task: str, words: Sequence[str]) -> int | None:
     data, rows = config.data, config.lengths
     packed = (data.example_inputs, data.example_targets)
     lengths = packed if data.pack_examples else (rows.inputs, rows.targets)
-    return flows.window_tokens(task, *lengths)
+    return derived_flags.window_tokens(task, *lengths)
 
 
 def _started(name: str, words: Sequence[str], output: int | None = None) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import dataclasses
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from palimpsest.annexes.recipes import writable
 from palimpsest.annexes.recipes.products import Product
 from palimpsest.annexes.recipes.recipe import LOCK, Recipe, Stage
-from palimpsest.annexes.recipes.records import HOW
+from palimpsest.annexes.recipes.stage_state import HOW
 from tasks.storage import files
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError

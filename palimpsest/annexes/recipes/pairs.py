@@ -2,25 +2,25 @@
 
 from collections.abc import Mapping
 
-from palimpsest.annexes.recipes import records
-from palimpsest.annexes.recipes.flows import RUNS
+from palimpsest.annexes.recipes import stage_state
+from palimpsest.annexes.recipes.derived_flags import RUNS
 from palimpsest.annexes.recipes.recipe import Recipe, Stage
 from palimpsest.commands import COMMANDS, command
 from tasks import registry
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import refuse_longer
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse
-from tasks.unit import SIDES, Unit
-from trainer.config import fields
+from trainer.config import field_paths
 
 # Files and schedules that may say other lengths than the keys.
 _UNKNOWN = ("gin_file", "length_schedule")
 
 
-def check(recipe: Recipe, cache: Stage, states: Mapping[str, records.State]) -> None:
+def check(recipe: Recipe, cache: Stage, states: Mapping[str, stage_state.State]) -> None:
     """Raises UserError if a pair of a finished cache is too long for a run that is not finished.
 
     The run itself would say so only after all stages before it.
@@ -32,9 +32,9 @@ def check(recipe: Recipe, cache: Stage, states: Mapping[str, records.State]) -> 
     for stage in recipe.stages:
         reads = stage.kind in RUNS and cache.name in stage.needs
         known = not {*_UNKNOWN} & stage.flags.keys()
-        if reads and known and states[stage.name].word != records.FINISHED:
+        if reads and known and states[stage.name].word != stage_state.FINISHED:
             for folder, manifest in manifests.items():
-                if manifest.plan.unit is Unit.PAIR:
+                if manifest.plan.unit is DocumentKind.PAIR:
                     _check(stage, folder, manifest)
 
 
@@ -43,7 +43,7 @@ def _check(stage: Stage, folder: str, manifest: CacheManifest) -> None:
     values = parse(kind, stage.words).values
     given = {flag.name: values[flag.path] for flag in flags_of(kind) if flag.path in values}
     task = registry.get(manifest.plan.task, given.get("task_module"))
-    objective = fields.with_settings(
+    objective = field_paths.with_settings(
         task.objective, given.get("objective", ()), "objective", f"the objective of {task.name}"
     )
     set_here = [given.get(f"lengths.{side}") for side in SIDES]

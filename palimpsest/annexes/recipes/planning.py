@@ -5,8 +5,8 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from palimpsest.annexes.recipes import records
-from palimpsest.annexes.recipes.flows import RUNS
+from palimpsest.annexes.recipes import stage_state
+from palimpsest.annexes.recipes.derived_flags import RUNS
 from palimpsest.annexes.recipes.recipe import Recipe, Stage
 from palimpsest.annexes.recipes.running import told
 from tasks.reading import languages, sources
@@ -40,7 +40,7 @@ def plan(recipe: Recipe, topology: str | None) -> int:
 
     Raises UserError after it if a run does not fit the slice, or cannot be planned for it.
     """
-    states = records.states(recipe)
+    states = stage_state.states(recipe)
     found: dict[str, Planned] = {}
     refused: UserError | None = None
     for stage in recipe.stages:
@@ -74,7 +74,7 @@ def _number(value: float | None, unit: float, digits: int) -> str:
 
 
 def _planned(
-    recipe: Recipe, stage: Stage, states: Mapping[str, records.State], topology: str | None
+    recipe: Recipe, stage: Stage, states: Mapping[str, stage_state.State], topology: str | None
 ) -> Planned:
     if stage.kind in ("dedup", "vocabulary"):
         return _of_corpora(stage)
@@ -88,7 +88,7 @@ def _planned(
             return Planned(*counts)
         return _of_build(stage, [name for name in stage.needs if states[name].made is None])
     if stage.kind in RUNS:
-        if states[stage.name].word == records.FINISHED:
+        if states[stage.name].word == stage_state.FINISHED:
             return Planned()
         if topology is None:
             return Planned(note="with --topology=v5e:4x4, h100:8 and so on")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from palimpsest.annexes.recipes.flows import RUNS
+from palimpsest.annexes.recipes.derived_flags import RUNS
 from palimpsest.annexes.recipes.recipe import Stage
 from tasks import annexes
 from tasks.cache import language_set

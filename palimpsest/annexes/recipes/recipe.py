@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from palimpsest.annexes.recipes import flows, shipped
-from palimpsest.annexes.recipes.flows import KINDS
+from palimpsest.annexes.recipes import derived_flags, shipped
+from palimpsest.annexes.recipes.derived_flags import KINDS
 from palimpsest.commands import COMMANDS, command
 from tasks.storage import files
 from tasks.terminal import toml_flags
@@ -25,7 +25,7 @@ _HEAD = "recipe"
 _CORPUS = "corpus"
 _TABLES = (_HEAD, _CORPUS, *KINDS)
 # Stands for the folder of a recipe in records and lock files.
-ANY_FOLDER = flows.FOLDER
+ANY_FOLDER = derived_flags.FOLDER
 # The suffix of a lock file.
 LOCK = ".lock"
 _DEVICES = pathlib.Path("/dev")
@@ -175,8 +175,10 @@ def of_tables(
         if not place:
             raise UserError(f"--folder={folder}: name a folder of its own")
         stages, portable = (
-            [_stage(name, given[name], flowing) for name in flows.order(given)]
-            for flowing in (flows.Flowing(each, corpora, given) for each in (place, ANY_FOLDER))
+            [_stage(name, given[name], flowing) for name in derived_flags.order(given)]
+            for flowing in (
+                derived_flags.Flowing(each, corpora, given) for each in (place, ANY_FOLDER)
+            )
         )
         outputs: dict[str, str] = {}
         for stage in stages:
@@ -224,7 +226,7 @@ def _head(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the flat tables in the table of a kind by name; "" has its own keys."""
-    always = kind in (_CORPUS, *flows.NAMED)
+    always = kind in (_CORPUS, *derived_flags.NAMED)
     groups = set() if always else {each.group for each in _flags(KINDS[kind].command)}
     inner = {
         name: value
@@ -237,7 +239,7 @@ def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
             raise UserError(f"[[{kind}.{name}]] is a list of tables: write [{kind}.{name}]")
     if always and own:
         raise UserError(f"[{kind}] has the key {next(iter(own))}: write [{kind}.NAME]")
-    if inner and not always and kind not in flows.MAY_BE_NAMED:
+    if inner and not always and kind not in derived_flags.MAY_BE_NAMED:
         raise UserError(f"[{kind}.{next(iter(inner))}]: [{kind}] has no such table")
     if own or (not inner and not always):
         yield "", toml_flags.flat(own)
@@ -251,29 +253,33 @@ def _flags(name: str) -> tuple[Any, ...]:
     return flags_of(command(COMMANDS[name]).flags)
 
 
-def _stage(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Stage:
+def _stage(name: str, table: Mapping[str, Any], flowing: derived_flags.Flowing) -> Stage:
     with _in(f"[{name}]"):
         return _checked(name, table, flowing)
 
 
-def _checked(name: str, table: Mapping[str, Any], flowing: flows.Flowing) -> Stage:
+def _checked(name: str, table: Mapping[str, Any], flowing: derived_flags.Flowing) -> Stage:
     own = dict(table)
     kind = KINDS[name.partition(".")[0]]
-    words = own.pop(flows.COMMAND, kind.command)
+    words = own.pop(derived_flags.COMMAND, kind.command)
     if not isinstance(words, str) or words not in kind.commands:
-        raise UserError(f"{flows.COMMAND}={words}: it must be one of {', '.join(kind.commands)}")
-    if flows.CORPORA in own and name.partition(".")[0] not in flows.READ_CORPORA:
-        raise UserError(f"{flows.CORPORA} is a key of {', '.join(flows.READ_CORPORA)} only")
-    if wrong := own.keys() & {*flows.PARTIAL}:
+        raise UserError(
+            f"{derived_flags.COMMAND}={words}: it must be one of {', '.join(kind.commands)}"
+        )
+    if derived_flags.CORPORA in own and name.partition(".")[0] not in derived_flags.READ_CORPORA:
+        raise UserError(
+            f"{derived_flags.CORPORA} is a key of {', '.join(derived_flags.READ_CORPORA)} only"
+        )
+    if wrong := own.keys() & {*derived_flags.PARTIAL}:
         raise UserError(f"{min(wrong)} makes no whole {name}: run palimpsest {words} by itself")
     kind_of_flags = command(COMMANDS[words]).flags
     known = {each: flag for flag in _flags(words) for each in flag.names}
-    given = {key: value for key, value in own.items() if key not in flows.OF_RECIPE}
+    given = {key: value for key, value in own.items() if key not in derived_flags.OF_RECIPE}
     typed = toml_flags.texts(kind_of_flags, given)
     needs: list[str] = []
     flags = flowing.flags(name, typed, needs)
     output = flowing.made_by(name, flags)
-    if name.partition(".")[0] in flows.RUNS:
+    if name.partition(".")[0] in derived_flags.RUNS:
         metadata.check_folder(output, "--model_dir")
     stage = Stage(name, words, flags, output, tuple(dict.fromkeys(needs)))
     made(kind_of_flags, parsed := parse(kind_of_flags, stage.words))  # refuses wrong values

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import ReadIf, field
+from tasks.terminal.flag_fields import ReadIf, field
 
 if TYPE_CHECKING:
     from palimpsest.annexes.recipes.recipe import Recipe, Stage

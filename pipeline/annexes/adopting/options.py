@@ -4,7 +4,7 @@ import dataclasses
 import os
 
 from tasks.cache.manifest import ROWS
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 
 PAIRS, TARGETS = "pairs", "targets"
 CONCAT = "concat"

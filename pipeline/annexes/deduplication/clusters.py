@@ -21,7 +21,7 @@ from pipeline.annexes.deduplication.contamination import Judge
 from pipeline.annexes.deduplication.edges import Pieces
 from pipeline.annexes.deduplication.plan import EDGES, LIST, PARAGRAPH, PREFIXES, Job, partitions
 from pipeline.annexes.deduplication.signatures import COUNTS, file_names
-from pipeline.excluding import lists, origins
+from pipeline.exclusion import lists, origins
 from tasks.reading.corpus import file_of
 from tasks.storage import files
 from tasks.terminal import progress

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from pipeline.annexes.deduplication import arrays, kernels
 from pipeline.annexes.deduplication.plan import GRAMS, Job
 from pipeline.tokenizer.fast_tokenizer import buffers
+from tasks.document_kind import SIDES
 from tasks.reading import sources
 from tasks.storage import files
-from tasks.unit import SIDES
 
 _SIEVE_BITS = (16, 30)  # minimum and maximum; eight bits per n-gram between them
 

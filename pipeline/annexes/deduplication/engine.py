@@ -27,16 +27,16 @@ from pipeline.annexes.deduplication.options import Options
 from pipeline.annexes.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, Job
 from pipeline.annexes.deduplication.report import as_json, corpus_of, text
 from pipeline.annexes.deduplication.signatures import write_piece
-from pipeline.excluding import lists, origins, targets
-from pipeline.runners import parts, secret
+from pipeline.exclusion import lists, origins, targets
+from pipeline.runners import job_parts, secret
 from pipeline.runners.engines import Engine, files_shown, without_pieces
+from tasks.document_kind import DocumentKind
 from tasks.reading import languages, sources
 from tasks.reading.corpus import HUB, PYTHON_DOCS
 from tasks.reading.formats.registry import FORMATS
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.programs import program
-from tasks.unit import Unit
 
 # MinHash values per unit: seven times the published maximum, Lee et al. (arXiv:2107.06499).
 _MOST_VALUES = 1 << 16
@@ -51,9 +51,9 @@ def search(options: Options, runner: Engine) -> None:
     for spec in specs.values():
         runner.check(spec, options.output)
     languages.check(specs)
-    share = parts.share(options.part)
+    share = job_parts.share(options.part)
     with (
-        parts.claimed(options.output, "search", "--output", share) as claim,
+        job_parts.claimed(options.output, "search", "--output", share) as claim,
         tempfile.TemporaryDirectory() as scratch,
     ):
         given = lists.given(options.exclude, scratch)
@@ -92,7 +92,7 @@ def search(options: Options, runner: Engine) -> None:
 
 def _check(options: Options, specs: Mapping[str, sources.CorpusSpec]) -> None:
     for spec in specs.values():
-        if options.unit == plan.PARAGRAPH and spec.unit is Unit.PAIR:
+        if options.unit == plan.PARAGRAPH and spec.unit is DocumentKind.PAIR:
             raise UserError(f"--unit={plan.PARAGRAPH} is for texts, but corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
@@ -121,7 +121,7 @@ def _search(
     sets: list[sources.Corpus],
     runner: Engine,
     originals: tuple[str, ...],
-    claim: parts.Claim,
+    claim: job_parts.Claim,
 ) -> None:
     started = time.monotonic()
     summaries = contamination.write_grams(job.folder, sets, job.rules.ngram) if sets else []
@@ -170,7 +170,7 @@ def _search(
 
 
 def _compared(
-    job: Job, slim: Job, runner: Engine, claim: parts.Claim, header: dict[str, Any]
+    job: Job, slim: Job, runner: Engine, claim: job_parts.Claim, header: dict[str, Any]
 ) -> Result:
     """Compares the signatures of all pieces, and writes the list."""
     pieces = len(job.pieces)
@@ -188,7 +188,7 @@ def _compared(
     return write_list(job, pieces, count, header)
 
 
-def _end(job: Job, claim: parts.Claim, words: str) -> None:
+def _end(job: Job, claim: job_parts.Claim, words: str) -> None:
     """Deletes the stages' files of a finished search."""
     _clear(job.folder)
     claim.tidy()

@@ -3,9 +3,9 @@
 import dataclasses
 
 from pipeline.annexes.deduplication.plan import PARAGRAPH, Rules
-from pipeline.runners import engines, parts
+from pipeline.runners import engines, job_parts
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Options(Rules):
         "longer documents are read in parts of this many bytes",
         rule=at_least(1),
     )
-    part: str | None = parts.option()
+    part: str | None = job_parts.option()
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field(
         engines.LOCAL,

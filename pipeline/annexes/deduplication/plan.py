@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.reading import sources
 from tasks.storage import files
-from tasks.terminal.fields import SHARE, at_least, field
+from tasks.terminal.flag_fields import SHARE, at_least, field
 
 FORMAT = 2
 PLAN = "plan.json"

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from pipeline.annexes.deduplication import arrays, contamination, kernels
 from pipeline.annexes.deduplication.plan import PARAGRAPH, PREFIXES, SIGNATURES, Job, Rules
-from pipeline.excluding.filter import Filter
-from pipeline.excluding.lists import base_id, id_digests, place_hash
+from pipeline.exclusion.filter import Filter
+from pipeline.exclusion.lists import base_id, id_digests, place_hash
 from pipeline.runners import secret
 from tasks.reading import sources
 

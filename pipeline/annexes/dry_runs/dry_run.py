@@ -6,8 +6,8 @@ import sys
 
 from pipeline.annexes.dry_runs import estimate as sampling
 from pipeline.building import engine, graph, lifecycle, planning, unknown
-from pipeline.excluding import cache_lists
-from pipeline.runners import parts
+from pipeline.exclusion import cache_lists
+from pipeline.runners import job_parts
 from pipeline.runners.engines import Engine, local
 from tasks.cache import plan_check
 from tasks.cache.manifest import Shard
@@ -27,7 +27,7 @@ def estimate(planned: planning.Planned, runner: Engine) -> None:
         if plan_check.excludes_more(existing, job.plan):
             for key in list(cache_lists.affected(job.folder, existing, job.plan, lists, found)):
                 del found[key]
-    kept, to_do = engine.divided(parts.share(options.part).of(assignments), found)
+    kept, to_do = engine.divided(job_parts.share(options.part).of(assignments), found)
     pieces = [assignment.piece for assignment in to_do]
     here = runner if runner.is_local else local()
     copies = cache_lists.copies(job.folder, job.plan, lists)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tasks.terminal.fields import ReadIf, at_least, field
+from tasks.terminal.flag_fields import ReadIf, at_least, field
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from pipeline.annexes.filtering import kernels
 from tasks import registry
 from tasks.cache.filtered import FilterRecord
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
-from tasks.unit import SIDES, Unit
 
 # Part of every filter record in a plan; increased when a rule's verdict on any text changes.
 VERSION = 1
@@ -207,7 +207,7 @@ def _is_rule(setting: str) -> bool:
 
 
 def resolve(
-    given: Sequence[str], module: str | None, unit: Unit = Unit.TEXT
+    given: Sequence[str], module: str | None, unit: DocumentKind = DocumentKind.TEXT
 ) -> tuple[FilterRecord, ...] | None:
     """Returns the plan records for the values of --filter; None if there are none.
 
@@ -277,7 +277,9 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
     return [(each["set"], {key: each[key] for key in each if key != "set"}) for each in tables]
 
 
-def _record(name: str, given: dict[str, Any], module: str | None, unit: Unit) -> FilterRecord:
+def _record(
+    name: str, given: dict[str, Any], module: str | None, unit: DocumentKind
+) -> FilterRecord:
     if name not in SETS:
         known = ", ".join(sorted(SETS))
         raise ValueError(f"there is no set {name}{nearest(name, SETS)}; known: {known}")
@@ -320,8 +322,8 @@ def _record(name: str, given: dict[str, Any], module: str | None, unit: Unit) ->
     return FilterRecord(name, label, VERSION, unicodedata.unidata_version, kept)
 
 
-def _side(name: str, given: Any, unit: Unit) -> str:
-    if unit is Unit.TEXT:
+def _side(name: str, given: Any, unit: DocumentKind) -> str:
+    if unit is DocumentKind.TEXT:
         if name == PAIRS or given is not None:
             what = f"{name} compares the sides of pairs" if name == PAIRS else "side is for pairs"
             raise ValueError(f"{what}, but the corpus has texts")

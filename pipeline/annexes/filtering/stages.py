@@ -20,10 +20,10 @@ from pipeline.annexes.filtering.edits import EDITS
 from pipeline.annexes.filtering.statistics import Statistics
 from tasks import registry
 from tasks.cache.filtered import FILTERED, FilterRecord
+from tasks.document_kind import SIDES
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
-from tasks.unit import SIDES
 
 # Kinds of counts.
 JUDGED, ALONE, FIRST = "judged", "alone", "first"

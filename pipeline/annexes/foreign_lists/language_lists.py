@@ -14,9 +14,9 @@ from typing import Any
 
 from pipeline.annexes.foreign_lists import translation
 from pipeline.building import lifecycle
-from pipeline.excluding import lists
-from pipeline.excluding.lists import OF_LANGUAGES, Given
-from pipeline.excluding.targets import Target
+from pipeline.exclusion import lists
+from pipeline.exclusion.lists import OF_LANGUAGES, Given
+from pipeline.exclusion.targets import Target
 from tasks.cache import language_set
 from tasks.storage import files
 from tasks.terminal.command_line import UserError

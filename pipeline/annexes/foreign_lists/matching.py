@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.excluding.origins import File, Origin
+from pipeline.exclusion.origins import File, Origin
 
 
 def digest(record: Mapping[str, Any]) -> str:

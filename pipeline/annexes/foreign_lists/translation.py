@@ -1,6 +1,6 @@
 """Lists as a corpus sees them: with its own ids, and only what they say of its documents.
 
-A list of duplicates knows its files (`pipeline.excluding.origins`). In another corpus that
+A list of duplicates knows its files (`pipeline.exclusion.origins`). In another corpus that
 has them, its entries get the ids that their documents have there. A line "path:row" of a text file
 of ids names the document whose file's path ends so, whatever pattern finds it. Lists that fit as
 they are remain byte for byte the same.
@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from pipeline.annexes.foreign_lists import matching
 from pipeline.annexes.foreign_lists.matching import Match
-from pipeline.excluding import lists
-from pipeline.excluding.lists import ExcludeList, Given
-from pipeline.excluding.origins import File, Origin
-from pipeline.excluding.targets import Target
+from pipeline.exclusion import lists
+from pipeline.exclusion.lists import ExcludeList, Given
+from pipeline.exclusion.origins import File, Origin
+from pipeline.exclusion.targets import Target
 from tasks.reading.corpus import IN_ARCHIVE, file_of
 from tasks.storage import files
 from tasks.terminal.command_line import UserError

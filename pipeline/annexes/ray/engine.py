@@ -18,7 +18,7 @@ from pipeline.runners.engines import FlagsOfFields
 from tasks.reading.corpus import CorpusSpec
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 
 # Tasks known to the cluster at a time.
 _WINDOW = 1000

@@ -20,7 +20,7 @@ from pipeline.runners.engines import FlagsOfFields
 from tasks.reading.corpus import CorpusSpec
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rule, field
+from tasks.terminal.flag_fields import Rule, field
 from tasks.terminal.interruption import SERVICE_LIMIT_SECONDS
 
 _JAVA = "Spark needs Java 17 or later: apt-get install openjdk-17-jre-headless, or set JAVA_HOME"

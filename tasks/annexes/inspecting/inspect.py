@@ -19,7 +19,7 @@ from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, Rule, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, Rule, at_least, field
 from tasks.vocabulary import TokenIds
 
 

@@ -14,7 +14,7 @@ from tasks.reading.corpus import VALIDATION
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 
 _KINDS = ("cloze", "long_cloze", "order", "copying", "arithmetic", "text")
 _ALL = (*_KINDS, "seen")

@@ -10,7 +10,7 @@ import dataclasses
 from tasks.annexes.t5_tasks import table
 from tasks.annexes.t5_tasks.rows import write_pairs
 from tasks.terminal.command import Command
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

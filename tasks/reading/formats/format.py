@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from typing import Protocol
 
+from tasks.document_kind import DocumentKind
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.terminal.command_line import UserError, nearest
-from tasks.unit import Unit
 
 
 class Format(Protocol):
@@ -44,7 +44,7 @@ def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -
     advice = "add ?column=NAME"
     if column == spec.id:
         advice = "give another ?id=NAME, or none"
-    elif spec.unit is Unit.PAIR:
+    elif spec.unit is DocumentKind.PAIR:
         advice = "name other columns in ?inputs=…&targets=…"
     # Quotes show a space at an end.
     shown = [repr(name) if name != name.strip() else name for name in known]

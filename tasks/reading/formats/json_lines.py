@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tasks.document_kind import DocumentKind
 from tasks.reading import batches
 from tasks.reading.batches import Batches
 from tasks.reading.columns import INVALID, MISSING, Columns, nested
@@ -14,7 +15,6 @@ from tasks.reading.formats import json_values, lines
 from tasks.reading.formats.format import innermost, missing_column, not_text
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 
 _PEEK = 100  # lines or values
 _KINDS = {
@@ -87,7 +87,7 @@ def _check_columns(spec: CorpusSpec, path: str, rows: list[dict[str, Any]]) -> N
     for column in columns.checked:
         if not any(column in row for row in rows) and column not in (known := _names(rows)):
             raise missing_column(path, column, innermost(known), spec)
-    wanted = {str, int, bool, float} if columns.unit is Unit.PAIR else {str}
+    wanted = {str, int, bool, float} if columns.unit is DocumentKind.PAIR else {str}
     for column in columns.names:
         kinds = {type(nested(row, column)) for row in rows} - {type(None)}
         if kinds and not kinds & wanted:

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from tasks import arrow
+from tasks.document_kind import DocumentKind
 from tasks.reading import batches, long_documents
 from tasks.reading.batches import Batches
 from tasks.reading.columns import Columns, column_of
 from tasks.reading.corpus import RULES_DECODED, Corpus, CorpusSpec
 from tasks.reading.formats.format import innermost, missing_column, not_text
-from tasks.unit import Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> bool:
         kind = _value_type(known[column])
         types = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
         plain = any(test(kind) for test in types)
-        if not (_is_text(kind) or (columns.unit is Unit.PAIR and plain)):
+        if not (_is_text(kind) or (columns.unit is DocumentKind.PAIR and plain)):
             raise not_text(path, column, str(kind), known)
     id_column = _id_column(spec, schema)
     return bool(id_column) and _is_raw(_value_type(known[id_column]))
@@ -98,7 +98,7 @@ def documents(
     columns = Columns(corpus.spec)
     texts, problems = columns.contents(rows)
     found = batches.batch(ids, texts, problems, places)
-    if columns.unit is Unit.PAIR:
+    if columns.unit is DocumentKind.PAIR:
         yield from batches.bounded(found, count, columns.unit)
     else:
         yield from _split_long(found, count, corpus.max_document_bytes)

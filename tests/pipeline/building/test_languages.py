@@ -11,8 +11,8 @@ from tasks.cache import language_set
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.sentencepiece_model import NEW_LAW
-from tests.pipeline.excluding.named_documents import build as build
-from tests.pipeline.excluding.named_documents import text, write
+from tests.pipeline.exclusion.named_documents import build as build
+from tests.pipeline.exclusion.named_documents import text, write
 from tests.support import small_tokenizers
 from tests.support.corpora import write_json
 

@@ -12,7 +12,7 @@ from tasks.objectives import Lengths, noise
 from tasks.objectives.masked_lm import MaskedLM
 from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rejected
+from tasks.terminal.flag_fields import Rejected
 from tasks.vocabularies import pieces
 from tasks.vocabulary import NORMAL, TokenIds
 

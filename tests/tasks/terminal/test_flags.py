@@ -8,7 +8,7 @@ import pytest
 from tasks.terminal import flags, help
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, ReadIf, at_least, check, field
+from tasks.terminal.flag_fields import REQUIRED, ReadIf, at_least, check, field
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 from tasks.terminal.toml_flags import changed, words
 
 

@@ -18,8 +18,8 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config.decoding import Decoding, TrainedFlags
 from trainer.engine.program import Program
 from trainer.huggingface import load
+from trainer.inference import prompts, trained_run
 from trainer.model.layers import unstack_layers
-from trainer.trained import prompts, trained_run
 
 pytestmark = pytest.mark.processes
 

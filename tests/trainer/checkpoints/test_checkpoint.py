@@ -22,7 +22,7 @@ from trainer.config import CheckpointConfig
 from trainer.engine.damage import Damaged
 from trainer.engine.guard import new_guard
 from trainer.engine.step import TrainState
-from trainer.starting.resume import begin
+from trainer.initialization.resume import begin
 
 STATE = TrainState(
     step=jnp.int32(0), params={"w": jnp.ones(3)}, opt_state=(), metrics={}, guard=new_guard()

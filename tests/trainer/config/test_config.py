@@ -13,7 +13,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.runs import flags_of
 from tests.support.words import changed
-from trainer.config import CONFIG_FILE, config_changes, fields, load_config, save_config
+from trainer.config import CONFIG_FILE, config_changes, field_paths, load_config, save_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.from_flags import build_config
 from trainer.config.optimizer import OPTIMIZER_PRESETS, OptimizerConfig, recipe
@@ -37,7 +37,7 @@ def test_flags_set_typed_fields_and_their_origin():
         "--lengths.inputs=64",
     )
     assert (
-        dict(fields.leaves(config)).items()
+        dict(field_paths.leaves(config)).items()
         >= {
             **{"train_steps": 7, "optimizer.learning_rate": 0.5, "checkpoint.keep": None},
             **{"metrics.tensorboard": False, "model.mlp_activations": ("relu", "linear")},
@@ -46,11 +46,11 @@ def test_flags_set_typed_fields_and_their_origin():
     )
     assert origins["train_steps"] == "command line"
     assert origins["model.emb_dim"] == "preset t5_1_1_small"
-    text = fields.describe(config, origins)
+    text = field_paths.describe(config, origins)
     assert "train_steps" in text
     assert "# command line" in text
     assert "# default" in text
-    assert len(text.splitlines()) == len(list(fields.leaves(config)))
+    assert len(text.splitlines()) == len(list(field_paths.leaves(config)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_recipes_have_a_loss():
     own, _ = build("--loss.normalizer=sum", optimizer_preset="nanot5")
     assert own.loss.normalizer == "sum"
     assert recipe("nanot5")["loss.normalizer"] == "num_real_target_tokens"
-    config = fields.replace_all(build()[0], recipe("mu_transformer"))
+    config = field_paths.replace_all(build()[0], recipe("mu_transformer"))
     assert config.optimizer == OPTIMIZER_PRESETS["mu_transformer"].optimizer
     assert config.loss.normalizer == "num_total_target_tokens"
 
@@ -190,8 +190,8 @@ def test_only_fields_that_do_not_affect_parameters_may_change_on_resume():
         **{"optimizer.warmup_steps": 7, "model.dropout_rate": 0.5, "data.shuffle": "block"},
         "lengths.inputs": 64,
     }.items():
-        was = dict(fields.leaves(before))[path]
-        changed = fields.replace(before, path, value)
+        was = dict(field_paths.leaves(before))[path]
+        changed = field_paths.replace(before, path, value)
         assert config_changes(before, changed, 5) == [f"{path} was {was}, is {value}"]
 
 
@@ -260,7 +260,7 @@ def test_batches_in_tokens(flags, rows, microbatches):
 
 def test_a_run_is_opened_elsewhere_without_what_only_updates_need():
     config, origins = build("--batch_size=32", "--microbatches=8", "--data.segment_documents=true")
-    config = fields.replace(config, "data.take", "c4_ul2: 0.1")
+    config = field_paths.replace(config, "data.take", "c4_ul2: 0.1")
     opened = on_this_machine(config)
     assert (opened.batch_size, opened.microbatches) == (32, 1)
     other = whole_splits._on_another_task(opened, origins, "wikipedia_span_corruption")
@@ -326,12 +326,12 @@ def test_a_rejected_value_is_named_as_it_was_typed(flags, says):
 
 
 def test_a_rejected_value_that_was_not_typed_is_named_by_its_path():
-    with pytest.raises(fields.RejectedField) as error:
+    with pytest.raises(field_paths.RejectedField) as error:
         build("--optimizer.name=lion")
     assert error.value.path == "optimizer.learning_rate"
     config, _ = build()
-    with pytest.raises(fields.RejectedField) as error:
-        fields.replace(config, "metrics.every_steps", 0)
+    with pytest.raises(field_paths.RejectedField) as error:
+        field_paths.replace(config, "metrics.every_steps", 0)
     assert error.value.path == "metrics.every_steps"
     assert (error.value.rejected.value, error.value.rejected.rule) == (0, "1 or more")
 
@@ -368,7 +368,7 @@ def test_a_flag_without_effect_is_refused(flag, others, why):
     # A value that nobody typed, as of a stored configuration or a gin file, is left alone.
     refuse_unread(config, {})
     path = name.removeprefix("--")
-    default = dict(fields.leaves(build()[0]))[path]
+    default = dict(field_paths.leaves(build()[0]))[path]
     if default is not None:
         refuse_unread(*build(f"{name}={default}", *others))
 

@@ -1,12 +1,12 @@
 """Every field has words; --help shows them by group; --print_config with them."""
 
 from tests.support import in_process
-from trainer.config import Config, changes, fields
+from trainer.config import Config, changes, field_paths
 from trainer.config.presets import MODEL_PRESETS
 from trainer.pretrain import main
 
 CONFIG = Config("t5_1_1_small", MODEL_PRESETS["t5_1_1_small"])
-PATHS = [path for path, _ in fields.leaves(CONFIG)]
+PATHS = [path for path, _ in field_paths.leaves(CONFIG)]
 GROUPS = ["run", *dict.fromkeys(path.partition(".")[0] for path in PATHS if "." in path)]
 
 
@@ -17,7 +17,7 @@ def shown(capsys, *flags):
 
 def test_every_field_has_words_and_an_effect():
     for path in PATHS:
-        words = fields.metadata(CONFIG, path).get("words")
+        words = field_paths.metadata(CONFIG, path).get("words")
         assert words, f"{path} has no help text"
         assert not words.endswith(".")
         assert "(default" not in words

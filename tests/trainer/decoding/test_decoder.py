@@ -12,7 +12,7 @@ from scipy import stats
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rejected
+from tasks.terminal.flag_fields import Rejected
 from tests.support import eight_devices
 from tests.trainer.model.conftest import TinyModel, tiny_config
 from trainer.config.mesh import MeshConfig

@@ -11,8 +11,8 @@ from tests.support.runs import flags_of
 from trainer import huggingface
 from trainer.config.from_flags import RunFlags, configured
 from trainer.decoding.decoder import Decoder, Decoding
+from trainer.initialization import init_from
 from trainer.setup import prepare
-from trainer.starting import init_from
 
 pytestmark = pytest.mark.torch
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
-from trainer.model.parts import FAMILIES
+from trainer.model.part_facts import DECODER, ENCODER
 from trainer.model.paths import named
+from trainer.model.registry import FAMILIES
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 

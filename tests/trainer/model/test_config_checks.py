@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.cases import rows
 from tests.trainer.model.conftest import tiny_config
-from trainer.model import parts
+from trainer.model import registry
 from trainer.model.config import ModelConfig
 from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.mixers import WEIGHTS
@@ -80,8 +80,8 @@ def test_what_does_not_fit_is_refused(family, changes, message):
 
 
 def test_names_that_need_no_jax_are_those_of_the_functions():
-    assert {*parts.ACTIVATION_NAMES} == {*ACTIVATIONS}
-    assert {*parts.WEIGHT_NAMES} == {*WEIGHTS}
+    assert {*registry.ACTIVATION_NAMES} == {*ACTIVATIONS}
+    assert {*registry.WEIGHT_NAMES} == {*WEIGHTS}
 
 
 def test_every_field_has_its_words():

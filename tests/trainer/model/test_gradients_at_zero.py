@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from tests.trainer.model.conftest import TinyModel, family_of, tiny_config
-from trainer.model import norms, parts
+from trainer.model import norms, registry
 from trainer.model.norms import LayerNorm, RMSNorm
 from trainer.model.paths import named
 
 DTYPES = ("float32", "bfloat16")
-PARTS = [(slot, name) for slot, known in parts.SLOTS.items() for name in known]
+PARTS = [(slot, name) for slot, known in registry.SLOTS.items() for name in known]
 
 
 def gradients(model, params, batch):
     def loss(params):
         output = model.model.apply({"params": params}, batch)
         parts = output if isinstance(output, tuple) else (output,)
-        return sum(jnp.mean(jax.nn.logsumexp(each.astype(jnp.float32), -1)) for each in parts)
+        return sum(jnp.mean(jax.nn.logsumexp(part.astype(jnp.float32), -1)) for part in parts)
 
     return named(jax.jit(jax.grad(loss))(params))
 

@@ -19,8 +19,8 @@ from trainer.config.presets import model_preset
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.huggingface import configs, names
-from trainer.model.parts import MIXERS, SLOTS, register
-from trainer.model.slots import Part
+from trainer.model.registry import MIXERS, SLOTS, register
+from trainer.model.slot import Part
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, decayed, init_params, parameter_facts
 

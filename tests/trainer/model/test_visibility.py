@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.parameters import slow_unless
 from tests.trainer.model.visibility import DECODER_SEGMENTS, ENCODER_SEGMENTS, check
-from trainer.model.parts import FAMILIES as KNOWN
-from trainer.model.parts import POSITIONS
+from trainer.model.registry import FAMILIES as KNOWN
+from trainer.model.registry import POSITIONS
 
 FAMILIES = ("t5_1_0", "t5_1_1", "lm", "llama")
 # Position schemes that are not the family's own.

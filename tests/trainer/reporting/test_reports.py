@@ -10,9 +10,9 @@ from tests.support.runs import config_of, stub
 from trainer import training
 from trainer.config.from_flags import build_config
 from trainer.engine.guard import new_guard
+from trainer.initialization import resume
 from trainer.reporting import numbers, reports, startup
 from trainer.reporting.evaluations import evaluation_table
-from trainer.starting import resume
 
 
 def optimizer_line(preset, *flags, optimizer_preset=None):

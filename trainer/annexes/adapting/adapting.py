@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from tasks.terminal.command_line import UserError
 from trainer.annexes.adapting.options import AdaptingConfig
 from trainer.config import from_transformers
-from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig, encoder_sizes
 from trainer.model.config_checks import SIZES
+from trainer.model.part_facts import DECODER, ENCODER
 from trainer.model.windows import Sliding
 
 # Families whose parts may be any decoder's; the models name all their parts themselves.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tasks.terminal.fields import Checked, ReadIf, Rule, field
+from tasks.terminal.flag_fields import Checked, ReadIf, Rule, field
 
 _OF_FOLDER = ReadIf(
     lambda config: (config.init_from or "").startswith("hf:"),

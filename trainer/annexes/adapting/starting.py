@@ -10,11 +10,11 @@ from trainer import huggingface
 from trainer.annexes.adapting import adapting
 from trainer.annexes.adapting.options import AdaptingConfig
 from trainer.config import Config, from_transformers
+from trainer.initialization import vocabularies
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
-from trainer.starting import vocabularies
 
 
 def leaves(config: Config, folder: str, theirs: ModelConfig) -> dict[str, Any]:

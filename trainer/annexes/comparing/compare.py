@@ -13,7 +13,7 @@ import json
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
 
 EXIT_DIFFERENT = 1
 

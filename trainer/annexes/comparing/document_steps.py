@@ -13,13 +13,13 @@ import numpy as np
 from tasks.cache import old_states
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import as_flag
+from tasks.terminal.flag_fields import as_flag
 from trainer.checkpoints import metadata
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 from trainer.data.batches import Source, TrainingBatches
 from trainer.data.cached import CachedData
 from trainer.data.caches import caches_of
-from trainer.data.interface import Data, Run
+from trainer.data.run import Data, Run
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
@@ -77,7 +77,7 @@ class Sightings:
             self._paths.append(paths)
             tasks.append(task)
         self._data = CachedData(run.config, tasks, run.converter)
-        whole = fields.replace(run.config, "data.skip", ())
+        whole = field_paths.replace(run.config, "data.skip", ())
         self._whole = CachedData(whole, tasks, run.converter)
         self._skip = run.config.data
 
@@ -157,7 +157,7 @@ def _lineage(path: str) -> Any:
 def prepared(config: Config, origins: dict[str, str], cache_dir: str | None) -> tuple[Run, Data]:
     """Returns a run and its data; raises UserError if the data is not cached."""
     if cache_dir:
-        config = fields.replace(config, "cache_dir", cache_dir)
+        config = field_paths.replace(config, "cache_dir", cache_dir)
     run = prepare(config, origins)
     if not run.data.tasks:
         raise UserError(

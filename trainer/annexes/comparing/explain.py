@@ -11,7 +11,7 @@ import dataclasses
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, ReadIf, field
+from tasks.terminal.flag_fields import REQUIRED, ReadIf, field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

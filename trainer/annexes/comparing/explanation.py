@@ -12,7 +12,7 @@ from tasks.cache.windows import Place
 from tasks.objectives.objective import Slots
 from tasks.objectives.packing import InSlot
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import as_flag
+from tasks.terminal.flag_fields import as_flag
 from tasks.vocabulary import TokenIds
 from trainer.annexes.comparing.document_steps import prepared
 from trainer.checkpoints import metadata

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, ReadIf, field
+from tasks.terminal.flag_fields import REQUIRED, ReadIf, field
 from tasks.terminal.flags import groups_of_annexes
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")

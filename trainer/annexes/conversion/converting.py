@@ -14,7 +14,7 @@ from trainer.annexes.conversion.sources import Given, Opened
 from trainer.annexes.conversion.targets import Settings
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import chosen_steps
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.exporting import card, folder, record, token_ids
 from trainer.exporting.folder import Arrays
 from trainer.huggingface import configs, hub

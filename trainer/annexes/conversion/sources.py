@@ -14,15 +14,15 @@ from trainer.checkpoints import layout, stored
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import NO_STEP, Checkpoint
 from trainer.checkpoints.tensors import held
-from trainer.config import Config, fields, from_flags, stored_config, stored_model
+from trainer.config import Config, field_paths, from_flags, stored_config, stored_model
 from trainer.config.presets import model_preset
 from trainer.data import features
 from trainer.exporting.folder import Model
 from trainer.exporting.record import recorded
 from trainer.huggingface import weights
+from trainer.initialization import init_from
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
-from trainer.starting import init_from
 
 FLAG = "--from"
 _EMBEDDING = "token_embedder/embedding"
@@ -185,7 +185,7 @@ def _model_of(
         model = Model(config, record["name"], record["positions"])
     else:
         model = _given_model(source, given)
-    config = fields.override(
+    config = field_paths.override(
         Config(model.name, model.config), {}, from_flags.given(given.overrides)
     ).model
     rows = {parts["value"].shape[0] for name, parts in found.items() if name.endswith(_EMBEDDING)}

@@ -18,18 +18,18 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.tensors import held
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine.step import TrainState, zero_metrics
 from trainer.exporting import folder
 from trainer.exporting.folder import Arrays
 from trainer.huggingface import configs, special_ids, tokenizer
+from trainer.inference import trained_run
+from trainer.initialization import init_from
 from trainer.model.paths import tree_of
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model
 from trainer.optim.optimizer import optimizer_of
 from trainer.setup import prepare
-from trainer.starting import init_from
-from trainer.trained import trained_run
 
 HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"
 FORMATS = (HUGGING_FACE, T5X, OURS)

@@ -6,7 +6,7 @@ Source: transformers' modeling_gpt2.py.
 from typing import Any
 
 from tasks.vocabulary import PAD_ID
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.formats import ACTIVATIONS, DECODERS, epsilon_of, norm_of, sizes
 from trainer.huggingface.kinds import Kind
 from trainer.huggingface.module_names import PROJECTIONS, activations, affine, layers

@@ -6,10 +6,10 @@ Source: transformers 5.23, modeling_olmo2.py; OLMo 2 (arXiv:2501.00656), section
 from typing import Any
 
 from trainer.huggingface import formats, module_names
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
-from trainer.model.parts import JOINED
+from trainer.model.registry import JOINED
 
 
 def _read(fields: Fields) -> ModelConfig:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainer.config.presets import decoder
-from trainer.model.capabilities import DECODER, FamilyFacts
 from trainer.model.config import ModelConfig
+from trainer.model.part_facts import DECODER, FamilyFacts
 
 # Source: Radford et al. 2019.
 GPT2 = FamilyFacts(

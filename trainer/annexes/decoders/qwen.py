@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.annexes.layer_types import layer_types
 from trainer.huggingface import formats, module_names
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
 

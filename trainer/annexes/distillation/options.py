@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tasks.terminal.fields import Checked, ReadIf, Rule, above, field
+from tasks.terminal.flag_fields import Checked, ReadIf, Rule, above, field
 from trainer.config.data import OURS
 
 _TAUGHT = ReadIf(lambda config: config.distillation.on, "without --teacher", whole=True)

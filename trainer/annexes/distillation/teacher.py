@@ -22,9 +22,11 @@ from trainer.checkpoints import layout
 from trainer.checkpoints.stored import Checkpoint, load
 from trainer.checkpoints.tensors import Tensor, held
 from trainer.config import from_transformers, stored_model
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine import sharding
 from trainer.engine.program import Program
+from trainer.initialization import vocabularies
+from trainer.initialization.init_from import fitted, placed
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
@@ -36,8 +38,6 @@ from trainer.model.transformer import (
     rounded_kernels,
     run_model,
 )
-from trainer.starting import vocabularies
-from trainer.starting.init_from import fitted, placed
 
 # Pairs of architectures, the teacher's first, whose batches fit each other.
 _READS_ONE_TEXT = ("decoder", "encoder_decoder")

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.annexes.layer_types import layer_types
 from trainer.huggingface import formats, module_names, rotary
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import Kind
 from trainer.huggingface.module_names import activations
 from trainer.model.config import ModelConfig

@@ -9,7 +9,7 @@ Source: transformers 5.23, modeling_roberta.py; RoBERTa (arXiv:1907.11692).
 from typing import Any
 
 from trainer.huggingface import formats, module_names
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import Kind
 from trainer.huggingface.module_names import activations
 from trainer.model.config import ModelConfig

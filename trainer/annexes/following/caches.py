@@ -8,10 +8,10 @@ from tasks.cache.cache import Cache
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
+from tasks.document_kind import DocumentKind
 from tasks.mixture import MixtureSpec
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 from trainer.annexes.following import building_cache
 from trainer.annexes.following.building_cache import Following
 from trainer.annexes.following.options import FollowingConfig
@@ -57,7 +57,7 @@ class UnfinishedCaches(Caches):
                 f"--data.take={wanted} {follow}: the total is not known yet; give an amount, such "
                 "as '2^29 tokens' or '1000 documents'"
             )
-        if objective.unit is Unit.TEXT:
+        if objective.unit is DocumentKind.TEXT:
             return
         if self.config.data.pack_examples:
             raise UserError(

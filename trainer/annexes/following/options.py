@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tasks.terminal.fields import Checked, ReadIf, above, at_least, field
+from tasks.terminal.flag_fields import Checked, ReadIf, above, at_least, field
 from trainer.config.data import ON_CACHES
 
 _ON = ReadIf(lambda config: config.following.on, "without --follow", whole=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trainer.model.capabilities import ENCODER_DECODER, CrossFacts, FamilyFacts
-from trainer.model.parts import FAMILIES, require_selecting_mixer
-from trainer.model.slots import Part, require_of
+from trainer.model.part_facts import ENCODER_DECODER, CrossFacts, FamilyFacts
+from trainer.model.registry import FAMILIES, require_selecting_mixer
+from trainer.model.slot import Part, require_of
 
 # Source: Gemma (arXiv:2403.08295).
 GEMMA = replace(

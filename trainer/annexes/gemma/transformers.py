@@ -9,10 +9,10 @@ from typing import Any
 
 from trainer.annexes.layer_types import layer_types
 from trainer.huggingface import formats, rotary
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import KINDS
 from trainer.model.config import ModelConfig
-from trainer.model.parts import Rotary
+from trainer.model.registry import Rotary
 
 # transformers' defaults: the distance between global layers, and bases of rotary positions.
 _EVERY_2, _EVERY_3 = 2, 6

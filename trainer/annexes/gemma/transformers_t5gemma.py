@@ -10,7 +10,7 @@ from typing import Any
 from trainer.annexes.gemma import transformers as gemma
 from trainer.annexes.layer_types import layer_types
 from trainer.huggingface import module_names
-from trainer.huggingface.fields import Fields, unset
+from trainer.huggingface.config_json_fields import Fields, unset
 from trainer.huggingface.kinds import Kind
 from trainer.model.config import ModelConfig, encoder_sizes
 from trainer.model.config_checks import SIZES

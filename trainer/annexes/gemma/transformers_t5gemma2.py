@@ -12,7 +12,7 @@ from typing import Any
 from trainer.annexes.gemma import transformers as gemma
 from trainer.annexes.gemma import transformers_t5gemma as t5gemma
 from trainer.annexes.layer_types import layer_types
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.model.config import ModelConfig
 
 _TOWER, _PROJECTOR = "model.encoder.vision_tower.", "model.encoder.multi_modal_projector."

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 from tasks.terminal.flags import Given, names_of, refuse_unknown
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.from_flags import RunFlags, parsed
 from trainer.config.run import Config
 
@@ -73,7 +73,7 @@ class Gin:
             raise UserError("--branch_from begins with its run's settings: leave out --gin_file")
         if flags.optimizer_preset:
             raise UserError("--optimizer_preset and --gin_file both name an optimizer: omit one")
-        fields.refuse_two_values(self.gin_param, "gin.")
+        field_paths.refuse_two_values(self.gin_param, "gin.")
         folders = [path for paths in self.gin_search_paths for path in paths.split(",")]
         preset = flags.run.values.get("preset")
         config, origins, notes = build(self.gin_file, folders, self.gin_param, preset, flags.run)
@@ -95,7 +95,7 @@ def build(
     overrides = parsed(overrides)
     typed = list(overrides.typed.values())
     config, origins, notes = recipe.load(gin_files, search_paths, bindings, preset, typed)
-    return fields.override(config, origins, overrides), origins, notes
+    return field_paths.override(config, origins, overrides), origins, notes
 
 
 def _without_foreign(words: Sequence[str]) -> list[str]:

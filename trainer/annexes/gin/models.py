@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 from trainer.model.config import ModelConfig
 
 # Settings that a run requires but model-only gin files lack; models do not depend on them.

@@ -10,10 +10,10 @@ from tasks.objectives import span_corruption_lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from trainer.annexes.gin import includes, reader, t5x, t5x_model
-from trainer.annexes.gin.meaning import Reading, typed
+from trainer.annexes.gin import includes, reader, t5x_model_table, t5x_run_table
 from trainer.annexes.gin.reader import Binding, Macro, Statements, Value
-from trainer.config import Config, fields
+from trainer.annexes.gin.translate import Reading, typed
+from trainer.config import Config, field_paths
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.data.startup import WASTEFUL
 
@@ -74,9 +74,9 @@ def _read_t5x(statements: Statements, preset: str | None) -> Reading:
     if preset:
         no_model = Binding("", "MODEL", "", None, f"preset {preset}", True)
         statements.bindings.insert(0, no_model)
-    reading = Reading(statements, t5x.KNOWN)
-    reading.walk(t5x.TRAIN)
-    t5x_model.check_cosine(reading)
+    reading = Reading(statements, t5x_run_table.KNOWN)
+    reading.walk(t5x_run_table.TRAIN)
+    t5x_model_table.check_cosine(reading)
     _set_microbatch_law(reading)
     _leave_out_own_folder(reading)
     reading.finish(includes.MACROS)
@@ -260,15 +260,15 @@ def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
     config = Config(preset=name, model=model_preset(base))
     origins = {"preset": "command line"}
     if preset:
-        leaves = dict(fields.leaves(config))
+        leaves = dict(field_paths.leaves(config))
         origins |= {path: f"preset {preset}" for path in leaves if path.startswith("model.")}
     values: dict[str, Any] = {}
     for path, found in reading.fields.items():
-        values[path] = typed(found, path, fields.field_type(config, path))
+        values[path] = typed(found, path, field_paths.field_type(config, path))
         origins[path] = found.origin
     try:
-        config = fields.replace_all(config, values)
-    except fields.RejectedField as error:
+        config = field_paths.replace_all(config, values)
+    except field_paths.RejectedField as error:
         rejected = f"{error.path} is {error.rejected.value!r}; it must be {error.rejected.rule}"
         where = origins.get(error.path, "these files")
         raise UserError(f"{where}: {rejected}") from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import REQUIRED, above, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, above, at_least, field
 from trainer.config.decoding import FORMS, TrainedFlags
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(flags: Flags) -> None:
     from lm_eval import simple_evaluate
     from lm_eval.utils import handle_non_serializable, make_table
 
-    from trainer.trained import harness  # noqa: F401  registers the model
+    from trainer.annexes.harness import model  # noqa: F401  registers the model
 
     place = (each.name for each in dataclasses.fields(TrainedFlags))
     names = (*place, "form", "max_length")

@@ -21,19 +21,19 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tasks import registry
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rejected
+from tasks.terminal.flag_fields import Rejected
 from tasks.vocabulary import encode_with_sentinels, sentinel_piece
 from trainer.config.decoding import GREEDY, SAMPLE, SPAN, TARGETS, Decoding
 from trainer.data.batches import pad_rows
 from trainer.data.features import Batch
-from trainer.data.interface import Run
 from trainer.data.prompts import prompt_form
+from trainer.data.run import Run
 from trainer.decoding.decoder import Decoder, bucket
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.evaluating.likelihood import of_targets
-from trainer.model.capabilities import ENCODER, ENCODER_DECODER
-from trainer.trained import text, trained_run
+from trainer.inference import text, trained_run
+from trainer.model.part_facts import ENCODER, ENCODER_DECODER
 
 # Default number of new tokens, as in lm_eval's `hf`.
 _NEW_TOKENS = 256

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.huggingface.fields import Fields, unset
+from trainer.huggingface.config_json_fields import Fields, unset
 from trainer.model.config import ModelConfig
-from trainer.model.slots import Choice
+from trainer.model.slot import Choice
 from trainer.model.windows import GLOBAL, LOCAL, Sliding
 
 SLIDING, FULL = "sliding_attention", "full_attention"

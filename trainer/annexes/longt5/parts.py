@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.terminal.fields import at_least, field
+from tasks.terminal.flag_fields import at_least, field
 from trainer.model.device import AUTO
-from trainer.model.slots import Part, require_of
+from trainer.model.slot import Part, require_of
 
 
 @dataclass(frozen=True)

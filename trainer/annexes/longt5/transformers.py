@@ -7,10 +7,10 @@ from typing import Any
 
 from trainer.annexes.longt5.parts import TransientGlobal
 from trainer.huggingface import formats, module_names
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
-from trainer.model.slots import Choice
+from trainer.model.slot import Choice
 from trainer.model.windows import Sliding
 
 # transformers' defaults.

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-from tasks.terminal.fields import ReadIf, above, at_least, check, field
-from trainer.config.fields import check_pattern
+from tasks.terminal.flag_fields import ReadIf, above, at_least, check, field
+from trainer.config.field_paths import check_pattern
 
 # Key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
 LORA = "lora"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.terminal.fields import BELOW_ONE, Rejected, Rule, above, at_least, field
-from trainer.model.capabilities import (
+from tasks.terminal.flag_fields import BELOW_ONE, Rejected, Rule, above, at_least, field
+from trainer.model.device import AUTO
+from trainer.model.part_facts import (
     ENCODER_DECODER,
     CrossFacts,
     FeedForwardFacts,
     StackPartFacts,
 )
-from trainer.model.device import AUTO
-from trainer.model.parts import ATTENTION, STACK_PARTS, require_selecting_mixer
-from trainer.model.slots import Choice, Part, add_part, constant, of_options, require_of
+from trainer.model.registry import ATTENTION, STACK_PARTS, require_selecting_mixer
+from trainer.model.slot import Choice, Part, add_part, constant, of_options, require_of
 
 _PARTS = "trainer.annexes.march.layers:"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config.presets import model_preset
 from trainer.model.config import ModelConfig
-from trainer.model.parts import SLOTS
+from trainer.model.registry import SLOTS
 
 _HEAD_DIM = 64
 

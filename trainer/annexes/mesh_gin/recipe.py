@@ -21,10 +21,10 @@ from tasks.objectives import (
 from tasks.objectives.denoising import SIDES
 from tasks.objectives.masks import IidTokens, Mask, RandomPrefix, RandomSpans, RegularSpans
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rejected
+from tasks.terminal.flag_fields import Rejected
 from tasks.terminal.programs import program
-from trainer.annexes.gin.meaning import Reading, is_size
 from trainer.annexes.gin.reader import Binding, Reference, Statements, Value
+from trainer.annexes.gin.translate import Reading, is_size
 from trainer.annexes.mesh_gin import includes, tables
 from trainer.annexes.mesh_gin.includes import DESCRIPTIONS as DESCRIPTIONS
 from trainer.annexes.mesh_gin.tables import ATTENTION, MLP, NORMS

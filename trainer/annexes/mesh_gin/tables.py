@@ -6,7 +6,8 @@ google-research/google-research `primer/`.
 
 from typing import Any
 
-from trainer.annexes.gin.meaning import (
+from trainer.annexes.gin.reader import Value
+from trainer.annexes.gin.translate import (
     Argument,
     Reading,
     configurable,
@@ -17,7 +18,6 @@ from trainer.annexes.gin.meaning import (
     partitions,
     take,
 )
-from trainer.annexes.gin.reader import Value
 
 ATTENTION, MLP = "SelfAttention", "DenseReluDense"
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tasks.terminal.fields import ReadIf, at_least, check, field, require
+from tasks.terminal.flag_fields import ReadIf, at_least, check, field, require
 
 _STARTS = ReadIf(lambda config: config.init_from is not None, "without --init_from", whole=True)
 

@@ -19,9 +19,9 @@ from trainer.annexes.other_vocabularies.rows import Rows
 from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import Checkpoint, load
 from trainer.config import Config, from_transformers
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.huggingface import special_ids
-from trainer.starting import vocabularies
+from trainer.initialization import vocabularies
 
 ID_MAP = "id_map.json"
 

@@ -19,7 +19,7 @@ from trainer.annexes.planning.planned_run import Subject
 from trainer.annexes.planning.schedules import Scheduled, Schedules
 from trainer.annexes.planning.timing import Timing, timing
 from trainer.config.mesh import AXES
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine.compiled_programs import check_options
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.hardware import peak_flops

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from trainer.annexes.planning import parts
+from trainer.annexes.planning import time_by_part
 from trainer.annexes.planning.hlo import Instruction, Module
 
 PARAMETERS = "parameters"
@@ -24,9 +24,9 @@ GRADIENTS = "gradients and update"
 CODE = "program"
 _ACTIVATIONS = "activations, "
 
-_OF_LAYERS = (parts.ATTENTION, parts.FEED_FORWARD, parts.EMBEDDING)
+_OF_LAYERS = (time_by_part.ATTENTION, time_by_part.FEED_FORWARD, time_by_part.EMBEDDING)
 
-_UNKNOWN = _ACTIVATIONS + parts.REST
+_UNKNOWN = _ACTIVATIONS + time_by_part.REST
 _FREE = -1
 # Operations that forward an array unchanged.
 _PASSED_ON = ("bitcast", "copy", "copy-done", "copy-start", "get-tuple-element")
@@ -82,7 +82,7 @@ def _scaled(shares: dict[str, int], total: int) -> dict[str, int]:
     """Returns integers proportional to `shares` that add up to `total`."""
     whole = sum(shares.values())
     if not whole:
-        return {parts.REST: total} if total else {}
+        return {time_by_part.REST: total} if total else {}
     scaled = {part: size * total // whole for part, size in shares.items()}
     largest = max(scaled, key=lambda part: scaled[part])
     scaled[largest] += total - sum(scaled.values())
@@ -110,11 +110,11 @@ class Liveness:
     def part(self, instruction: Instruction, dimensions: tuple[int, ...]) -> str:
         """Returns the part to which an instruction's result belongs."""
         if len(dimensions) > 1 and self._vocab_sizes & {*dimensions}:
-            return parts.LOGITS
-        part = parts.part_of(instruction.op_name)
-        if part in (parts.OPTIMIZER, parts.COLLECTIVES):
+            return time_by_part.LOGITS
+        part = time_by_part.part_of(instruction.op_name)
+        if part in (time_by_part.OPTIMIZER, time_by_part.COLLECTIVES):
             return GRADIENTS
-        return part if part == parts.LOGITS else _ACTIVATIONS + part
+        return part if part == time_by_part.LOGITS else _ACTIVATIONS + part
 
     def stacked(self, loop: Instruction) -> dict[int, str]:
         """Returns the parts of the arrays written by a loop's body, by index in its result.
@@ -133,7 +133,7 @@ class Liveness:
                 continue
             sources = (*(body[name] for name in written.operands if name in body), written)
             names = [each.op_name for each in (*sources, *self._module.inside(written))]
-            known = [part for part in map(parts.part_of, names) if part in _OF_LAYERS]
+            known = [part for part in map(time_by_part.part_of, names) if part in _OF_LAYERS]
             if known:
                 found[index] = _ACTIVATIONS + max(known, key=known.count)
         return found

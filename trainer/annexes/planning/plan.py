@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rule, at_least, field
-from trainer.config import fields, from_flags
+from tasks.terminal.flag_fields import Rule, at_least, field
+from trainer.config import field_paths, from_flags
 from trainer.config.from_flags import OpenRunFlags
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(flags: Flags) -> int:
     """Prints the plan; raises UserError if the run does not fit, and names one that does."""
     config, origins = from_flags.configured(flags)
     if flags.print_config:
-        print(fields.describe(config, origins, words=flags.print_config == "words"))
+        print(field_paths.describe(config, origins, words=flags.print_config == "words"))
         return 0
     target = target_of(flags.topology, config.deterministic)
     if target.schedules:

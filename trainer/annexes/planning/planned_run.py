@@ -10,7 +10,7 @@ from tasks import mixture, registry
 from tasks.objectives import Lengths
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.phases import in_updates
 from trainer.data import features, segments
@@ -38,7 +38,7 @@ class Subject:
 
     def with_values(self, values: dict[str, Any]) -> Self:
         """Returns the subject with fields set; raises UserError if the configuration is invalid."""
-        return dataclasses.replace(self, config=fields.replace_all(self.config, values))
+        return dataclasses.replace(self, config=field_paths.replace_all(self.config, values))
 
     def row(self) -> Batch:
         """Returns a batch of one row with all features of the run's batches."""
@@ -68,7 +68,7 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
             "and --batch_size to those of a phase"
         )
     if config.task and config.cache_dir:
-        config = fields.replace(config, "model_dir", config.model_dir or "unused")
+        config = field_paths.replace(config, "model_dir", config.model_dir or "unused")
         run = prepare(config, origins)
         return Subject(run.config, run.converter, _features(run.config))
     if config.cache_dir:
@@ -87,7 +87,7 @@ def of_longest_rows(config: Config, origins: dict[str, str], devices: int) -> Co
     longest = vars(config.phases.longest).items()
     values: dict[str, Any] = {f"lengths.{side}": length or None for side, length in longest}
     done = ("tokens_per_batch", "tokens_per_microbatch_per_replica")
-    return fields.replace_all(config, {**values, **dict.fromkeys(done), "length_schedule": ""})
+    return field_paths.replace_all(config, {**values, **dict.fromkeys(done), "length_schedule": ""})
 
 
 def _in_rows(config: Config, origins: dict[str, str], devices: int) -> Config:
@@ -123,9 +123,9 @@ def _with_lengths(config: Config) -> Config:
                 f"--lengths.{side}{what}: set it in tokens (such as --lengths.inputs=512 "
                 "--lengths.targets=114), or name a --task to take its lengths"
             )
-        config = fields.replace(config, f"lengths.{side}", value)
+        config = field_paths.replace(config, f"lengths.{side}", value)
     if architecture == "decoder" and named and config.lengths.inputs is None:
-        config = fields.replace(config, "lengths.inputs", named.inputs)
+        config = field_paths.replace(config, "lengths.inputs", named.inputs)
     return config
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import as_flag
+from tasks.terminal.flag_fields import as_flag
 from trainer.annexes.planning import compiled
 from trainer.annexes.planning.compiled import Plan, Target, TooLarge
 from trainer.annexes.planning.memory import OPTIMIZER_STATE, PARAMETERS
 from trainer.annexes.planning.planned_run import Subject
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.mesh import check_dimensions
 
 # With more devices along "tensor", communication exceeds computation.
@@ -125,10 +125,10 @@ def first_that_fits(
 def flags(plan: Plan, asked: Subject | None = None) -> str:
     """Returns the flags that a search may set; with `asked`, only those that differ from it."""
     config = plan.subject.config
-    values = dict(fields.leaves(config)) | {
+    values = dict(field_paths.leaves(config)) | {
         f"mesh.{axis}": size for axis, size in plan.mesh.items()
     }
-    before = dict(fields.leaves(asked.config)) if asked else {}
+    before = dict(field_paths.leaves(asked.config)) if asked else {}
     if asked and before["mesh.data"] == -1:
         # -1 means all remaining devices.
         before["mesh.data"] = values["mesh.data"] = -1
@@ -227,7 +227,7 @@ def _attempt(
     asked: Subject, target: Target, values: Values, known: Plan | TooLarge | None = None
 ) -> Attempt | None:
     """Returns an attempt, or None if the model or batch cannot be divided that way."""
-    before = dict(fields.leaves(asked.config))
+    before = dict(field_paths.leaves(asked.config))
     if before["mesh.data"] == -1:
         devices = len(target.devices)
         before["mesh.data"] = devices // (before["mesh.fsdp"] * before["mesh.tensor"])

@@ -17,7 +17,7 @@ import collections
 import dataclasses
 import itertools
 
-from trainer.annexes.planning import parts
+from trainer.annexes.planning import time_by_part
 from trainer.annexes.planning.collectives import NETWORK, Found, collectives_of
 from trainer.annexes.planning.devices import Chip, Place, sent_bytes, slice_shape
 from trainer.annexes.planning.gpus import Gpu
@@ -203,8 +203,8 @@ class _Walk:
         self._shape = slice_shape(places)
         self._slices = len({place.slice for place in places})
         self._peak = peak_flops(chip.kind)
-        self.seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
-        self.estimated: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(time_by_part.PARTS, 0.0)
+        self.estimated: dict[str, float] = dict.fromkeys(time_by_part.PARTS, 0.0)
         self.collectives: list[Collective] = []
         self.kernels: dict[tuple, PricedKernel] = {}
         self.unread = 0
@@ -226,7 +226,7 @@ class _Walk:
                 copies[each.name] = machine.memory.start(size / self._chip.memory_bandwidth)
             elif each.opcode in _COPIED and each.operands[0] in copies:
                 waited = machine.wait(machine.memory, copies[each.operands[0]])
-                self.seconds[parts.COPIES] += waited * times
+                self.seconds[time_by_part.COPIES] += waited * times
             if all(piece.overlapped for piece in pieces[index]):
                 self._operate(name, each, machine, times)
             for piece in pieces[index]:
@@ -236,7 +236,7 @@ class _Walk:
                 machine.spend(self.run(inner, times * runs) * runs)
         for left in under_way.values():
             self._ended(left, machine, times)
-        self.seconds[parts.COPIES] += machine.wait(machine.memory) * times
+        self.seconds[time_by_part.COPIES] += machine.wait(machine.memory) * times
         return machine.clock
 
     def _started(
@@ -264,13 +264,13 @@ class _Walk:
     ) -> None:
         collective, queue, transfer = under_way
         waited = machine.wait(queue, transfer) * times
-        self.seconds[parts.COLLECTIVES] += waited
-        self.estimated[parts.COLLECTIVES] += waited
+        self.seconds[time_by_part.COLLECTIVES] += waited
+        self.estimated[time_by_part.COLLECTIVES] += waited
         collective.exposed = transfer.exposed
 
     def _operate(self, name: str, each: Instruction, machine: _Machine, times: int) -> None:
         """Books the own work of an instruction."""
-        part, chip = parts.part_of(each.op_name), self._chip
+        part, chip = time_by_part.part_of(each.op_name), self._chip
         work = self._worker.work(name, each)
         moving = work.bytes / chip.memory_bandwidth
         if isinstance(chip, Gpu):
@@ -310,7 +310,7 @@ class _Walk:
                 flops, moving = kernel.flops, kernel.bytes / self._chip.memory_bandwidth
         seconds = max(moving, flops / self._peak if self._peak else 0.0)
         self.seconds[part] += seconds * times
-        self.seconds[parts.LAUNCHES] += self._chip.launch * times
+        self.seconds[time_by_part.LAUNCHES] += self._chip.launch * times
         machine.spend(seconds + self._chip.launch, moving)
 
     def _run_kernel(self, call: Instruction, work: Work, times: int) -> int:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.norms import BRANCH_NORM, PRE_NORM, Placements, ScaledNorm, inverse_root
 from trainer.model.parametrisation import Initializer, Shape, StandardParametrisation
+from trainer.model.part_facts import TRANSFORMERS
 
 
 @dataclass(frozen=True)

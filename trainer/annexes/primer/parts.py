@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tasks.terminal.fields import above, field
-from trainer.model.capabilities import DECODER, TRANSFORMERS, FamilyFacts, MixerFacts
-from trainer.model.parts import ATTENTION, NormOptions
-from trainer.model.slots import Part, constant, of_options
+from tasks.terminal.flag_fields import above, field
+from trainer.model.part_facts import DECODER, TRANSFORMERS, FamilyFacts, MixerFacts
+from trainer.model.registry import ATTENTION, NormOptions
+from trainer.model.slot import Part, constant, of_options
 
 _CONVOLUTION, _SYNTHESIZER = (
     "trainer.annexes.primer.convolution:",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from trainer.config.presets import model_preset
 from trainer.model.config import ModelConfig
-from trainer.model.parts import SLOTS
+from trainer.model.registry import SLOTS
 
 
 class _Size(NamedTuple):

@@ -7,9 +7,9 @@ from tasks.annexes.pages import chart
 from tasks.annexes.pages import document as html_page
 from tasks.terminal.progress import clock
 from trainer.annexes.reports import curves, suites
-from trainer.config import fields
-from trainer.observing import goodput
-from trainer.observing.activity import STEPPING
+from trainer.config import field_paths
+from trainer.monitoring import goodput
+from trainer.monitoring.activity import STEPPING
 from trainer.reporting import numbers
 from trainer.reporting.history import TRAIN, VALIDATION, History, differences
 
@@ -208,7 +208,7 @@ def _configuration(runs: Sequence[History]) -> str:
         run = runs[0]
         rows = [
             (path, _value(value), origin)
-            for path, value in fields.leaves(run.config)
+            for path, value in field_paths.leaves(run.config)
             if (origin := run.origins.get(path, "default")) and not origin.startswith(_DEFAULT)
         ]
         caption = f"Fields that preset {run.config.preset} and the defaults do not set"

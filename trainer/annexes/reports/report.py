@@ -13,7 +13,7 @@ from typing import Any
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import at_least, field
+from tasks.terminal.flag_fields import at_least, field
 from tasks.terminal.programs import program
 from tasks.terminal.table import table
 

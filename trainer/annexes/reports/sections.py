@@ -17,13 +17,13 @@ from trainer.config.decoding import Decoding
 from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
-from trainer.data.interface import Data, Run
+from trainer.data.run import Data, Run
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.evaluating import likelihood
+from trainer.inference import text, trained_run
+from trainer.inference.generator import Generator
 from trainer.reporting.history import VALIDATION, History
-from trainer.trained import text, trained_run
-from trainer.trained.generator import Generator
 
 # Rows per task whose losses are computed, spread evenly over the validation split.
 EXAMINED = 256

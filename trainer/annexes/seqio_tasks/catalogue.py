@@ -24,11 +24,11 @@ import tensorflow as tf
 
 from tasks import registry, vocabulary
 from tasks.cache.pack import Documents, Rows, packer
+from tasks.document_kind import SIDES, DocumentKind
 from tasks.objectives import Lengths, noise
 from tasks.reading import sources
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES, Unit
 
 __all__ = ["register"]
 
@@ -331,7 +331,7 @@ def _register_one(
         seqio.CacheDatasetPlaceholder(),
         functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=packs["packing"]),
     ]
-    if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut overlong sides
+    if spec.objective.unit is DocumentKind.PAIR:  # T5's own steps, which cut overlong sides
         steps = [
             functools.partial(encode_pairs, **opens),
             seqio.CacheDatasetPlaceholder(),

@@ -26,9 +26,9 @@ from trainer.data.batches import pad_rows
 from trainer.data.cached_task import CachedTask
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch, Converter
-from trainer.data.interface import DataVocabulary, EvaluationSet, Opened, Waiting
+from trainer.data.run import DataVocabulary, EvaluationSet, Opened, Waiting
 from trainer.data.startup import packing, skip_lines
-from trainer.observing import activity
+from trainer.monitoring import activity
 
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
@@ -98,7 +98,7 @@ def _preprocessor(step: Any) -> Any:
 
 
 class SeqioData:
-    """Batches of a seqio Task or Mixture; see `trainer.data.interface.Data`.
+    """Batches of a seqio Task or Mixture; see `trainer.data.run.Data`.
 
     Rows are packed as in T5X unless `data.pack` is false. They are read from the task's cache in
     `cache_dir`, if there is one and `data.use_cached` is not false. Raises a UserError if seqio,

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.terminal.fields import Rejected, Rule, above, at_least, check, field
-from trainer.model.slots import Part
+from tasks.terminal.flag_fields import Rejected, Rule, above, at_least, check, field
+from trainer.model.slot import Part
 
 _ODD = Rule("odd and above 0", lambda value: value > 0 and value % 2 == 1)
 _NUMBERS = Rule(

@@ -9,12 +9,12 @@ from trainer.annexes.suites.suite import Suite
 from trainer.checkpoints import averages
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import averages as averages_config
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.evaluation import EvaluateFlags
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program
 from trainer.evaluating.whole_splits import Results, recorded
-from trainer.trained import trained_run
+from trainer.inference import trained_run
 
 # Flags of evaluations of a split.
 _OF_SPLITS = ("task", "metrics", "supervised", "plot")
@@ -43,7 +43,7 @@ def evaluate(flags: EvaluateFlags) -> dict[int, Results]:
         "evaluation.batch_size": flags.batch_size,
     }
     given = {path: value for path, value in values.items() if value is not None}
-    config = fields.replace_all(run.config, given)
+    config = field_paths.replace_all(run.config, given)
     determinism.set_flags(config.deterministic)
     run = dataclasses.replace(run, config=config)
     checkpoints = Checkpoints(flags.model_dir, writable=False)

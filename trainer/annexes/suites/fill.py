@@ -21,12 +21,12 @@ from tasks.annexes.questions import baselines, sets
 from tasks.annexes.questions.question import Question
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 from tasks.vocabulary import sentinel_piece
 from trainer.config.decoding import Decoding, TrainedFlags
 
 if TYPE_CHECKING:
-    from trainer.trained.generator import Generator
+    from trainer.inference.generator import Generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Flags(TrainedFlags):
 
 def filled(flags: Flags, opened: "Callable[[Flags], Generator]") -> Iterator[str]:
     """Yields the filled texts by the generator that `opened` returns; notes gaps without words."""
-    from trainer.trained import text
+    from trainer.inference import text
 
     gaps = text.sentinels(flags.text)
     if not gaps:
@@ -82,7 +82,7 @@ def answers(flags: Flags, opened: "Callable[[Flags], Generator]") -> list[Answer
     Its outputs end at <extra_id_1>, which follows the words for the gap, or at EOS, which
     follows them at the end of a text.
     """
-    from trainer.trained import text
+    from trainer.inference import text
 
     assert flags.questions
     if flags.decoding.num_return_sequences > 1:
@@ -120,7 +120,7 @@ def summary(found: Sequence[Answer]) -> Iterator[str]:
 
 def run(flags: Flags) -> None:
     """Prints the filled text, or what the model makes of questions."""
-    from trainer.trained import prompts
+    from trainer.inference import prompts
 
     def opened(flags: Flags) -> "Generator":
         end = sentinel_piece(1) if flags.questions else None

@@ -11,8 +11,8 @@ from tasks.objectives import Objective
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary, sentinel_piece
 from trainer.config import Config
-from trainer.data.interface import Run
 from trainer.data.mixing import mixtures_of
+from trainer.data.run import Run
 
 Ids = list[int]
 # Positions of a question where the model sets no limit, so that no row exhausts the memory.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tasks.terminal.fields import Checked, field
+from tasks.terminal.flag_fields import Checked, field
 
 
 @dataclass(frozen=True)

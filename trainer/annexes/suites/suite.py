@@ -18,7 +18,7 @@ from tasks.vocabulary import Vocabulary
 from trainer.annexes.suites.filling import Filled, Filling
 from trainer.config.evaluation import WATCHED
 from trainer.data import features
-from trainer.data.interface import Run
+from trainer.data.run import Run
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.evaluating.evaluation import Results

@@ -17,11 +17,11 @@ from flax.linen.spmd import logical_to_mesh_axes
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.dense import Built, Dense
 from trainer.model.feedforward import FeedForward, Mlp, Sown, mlp, sow
 from trainer.model.masks import Rows
 from trainer.model.parameters import EXACT_KERNEL, EXPERT_AXIS
+from trainer.model.part_facts import TRANSFORMERS
 
 _SMALLEST_CAPACITY = 4
 # Metric: the fraction of tokens whose expert was full.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.terminal.fields import above, field
-from trainer.model.capabilities import ENCODER, FeedForwardFacts
-from trainer.model.slots import Choice, Part, require_of
+from tasks.terminal.flag_fields import above, field
+from trainer.model.part_facts import ENCODER, FeedForwardFacts
+from trainer.model.slot import Choice, Part, require_of
 
 
 @dataclass(frozen=True)

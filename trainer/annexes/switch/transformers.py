@@ -10,10 +10,10 @@ from typing import Any
 
 from trainer.annexes.switch.parts import Experts
 from trainer.huggingface import formats, module_names
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
-from trainer.model.slots import Choice
+from trainer.model.slot import Choice
 
 _STACKS = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
 # transformers' defaults.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from trainer.config.presets import model_preset
 from trainer.model.config import ModelConfig
-from trainer.model.parts import SLOTS
+from trainer.model.registry import SLOTS
 
 
 def presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:

@@ -13,12 +13,12 @@ from typing import Any
 from trainer.annexes.t5_experiments.layers import ConditionalQueryAttention
 from trainer.annexes.t5_experiments.parts import ConditionalQueries, MemoryTokens
 from trainer.huggingface import formats, module_names
-from trainer.huggingface.fields import Fields
+from trainer.huggingface.config_json_fields import Fields
 from trainer.huggingface.kinds import KINDS
 from trainer.huggingface.module_names import affine, layers
-from trainer.model import parts
+from trainer.model import registry
 from trainer.model.config import ModelConfig
-from trainer.model.slots import Choice
+from trainer.model.slot import Choice
 from trainer.model.spec import model_spec
 
 _ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
@@ -61,7 +61,7 @@ def _warning(config: ModelConfig) -> str | None:
 
 
 def _relative(fields: Fields) -> str:
-    chosen = parts.Relative(
+    chosen = registry.Relative(
         fields.size("relative_attention_num_buckets"), fields.size("relative_last_bucket_distance")
     )
     return str(Choice("relative", chosen))
@@ -71,7 +71,7 @@ def _rotary(fields: Fields) -> str:
     head_dim = fields.size("hidden_size") // fields.size("num_attention_heads")
     rotated = fields.get("rotary_dim", head_dim)
     base = float(fields.get("rotary_base", 10_000))
-    return str(Choice("rotary", parts.Rotary(base, rotated / head_dim)))
+    return str(Choice("rotary", registry.Rotary(base, rotated / head_dim)))
 
 
 _BERT_POSITIONS = {

@@ -24,17 +24,17 @@ from trainer.config import (
     CONFIG_FILE,
     Config,
     config_changes,
-    fields,
+    field_paths,
     load_config,
     load_record,
     save_config,
 )
 from trainer.data import task_record
 from trainer.data.features import Batch
-from trainer.data.interface import EvaluationSet, Run
+from trainer.data.run import EvaluationSet, Run
 from trainer.engine.program import Program
-from trainer.model.parts import PER_LAYER
 from trainer.model.paths import named
+from trainer.model.registry import PER_LAYER
 from trainer.model.spec import ModelSpec, model_spec
 
 TESTED_COMMIT = "cc342d419ec3"
@@ -181,12 +181,12 @@ class _Datasets:
 def unsupported(config: Config) -> list[str]:
     """Returns one message per setting that T5X does not support."""
     model, optimizer = config.model, config.optimizer
-    defaults = dict(fields.leaves(Config(config.preset, model)))
+    defaults = dict(field_paths.leaves(Config(config.preset, model)))
     # Implied by the rows; T5X decodes nothing here.
     implied = ("evaluation.decoding.max_new_tokens", config.lengths.targets)
     problems = [
         f"--{path}={value}: {_REASONS.get(path, 'T5X has no such setting')}"
-        for path, value in fields.leaves(config)
+        for path, value in field_paths.leaves(config)
         if (path, value) != implied
         if path not in _SUPPORTED and not path.startswith(_GROUPS) and value != defaults.get(path)
     ]

@@ -9,7 +9,7 @@ restore it, or resume from it if OUTPUT is its MODEL_DIR.
 import dataclasses
 
 from tasks.terminal.command import Command
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

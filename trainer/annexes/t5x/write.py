@@ -18,9 +18,9 @@ from trainer.checkpoints.layout import FactoredOver, Parts, adafactor_parts, mom
 from trainer.checkpoints.stored import Checkpoint
 from trainer.checkpoints.tensors import held
 from trainer.config import Config
-from trainer.model.capabilities import ENCODER_DECODER, T5X
 from trainer.model.config import ModelConfig
-from trainer.model.parts import PER_LAYER
+from trainer.model.part_facts import ENCODER_DECODER, T5X
+from trainer.model.registry import PER_LAYER
 
 # Families in T5X: t5_1_0 and t5_1_1 in `examples/t5` and, scanned, `examples/scalable_t5`; lm in
 # `examples/decoder_only`.

@@ -13,7 +13,7 @@ import sys
 from tasks.storage import files
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, ReadIf, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, ReadIf, at_least, field
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _EXIT_NOT_EQUAL = 1

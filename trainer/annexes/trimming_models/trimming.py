@@ -16,7 +16,7 @@ from trainer.annexes.conversion.sources import Opened
 from trainer.annexes.conversion.targets import Settings
 from trainer.annexes.other_vocabularies import rows, tensors
 from trainer.huggingface.tokenizer import TOKENIZER_CONFIG, Roles
-from trainer.starting import vocabularies
+from trainer.initialization import vocabularies
 
 # Embedding tables have a multiple of this many rows, as in training.
 _MULTIPLE = 128

@@ -22,7 +22,7 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
 from vocab import fit, protos, weighting

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tasks.terminal.fields import field
+from tasks.terminal.flag_fields import field
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import dataclasses
 from tasks import registry, vocabulary
 from tasks.reading import sources
 from tasks.terminal.command import Command
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flag_fields import REQUIRED, field
 from vocab import fit
 
 

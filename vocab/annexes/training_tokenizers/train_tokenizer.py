@@ -22,7 +22,7 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, ReadIf, at_least, field
+from tasks.terminal.flag_fields import REQUIRED, ReadIf, at_least, field
 from tasks.vocabularies import tokenizer_json
 from vocab import fit, folder, weighting
 from vocab.weighting import Corpora, CorporaFlags, as_corpora

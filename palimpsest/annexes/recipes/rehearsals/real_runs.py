@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from palimpsest.annexes.recipes import planning, records
-from palimpsest.annexes.recipes.flows import MAY_BE_NAMED, RUNS
+from palimpsest.annexes.recipes import planning, stage_state
+from palimpsest.annexes.recipes.derived_flags import MAY_BE_NAMED, RUNS
 from palimpsest.annexes.recipes.recipe import Recipe, Stage
 from palimpsest.commands import COMMANDS, command
 from tasks import registry
@@ -20,7 +20,14 @@ from tasks.task import OBJECTIVES
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.flags import given_flags, made, parse
-from trainer.config import CONFIG_FILE, Config, fields, from_transformers, load_config, resuming
+from trainer.config import (
+    CONFIG_FILE,
+    Config,
+    field_paths,
+    from_transformers,
+    load_config,
+    resuming,
+)
 from trainer.config.evaluation import TASK_METRICS
 from trainer.config.from_flags import OpenRunFlags, configured
 from trainer.config.mesh import check_dimensions
@@ -143,16 +150,16 @@ def _check_folder(recipe: Recipe, stage: Stage, config: Config, origins: Mapping
     if not files.exists(files.join(folder, CONFIG_FILE)):
         return
     steps = [name for name in files.list_names(folder) if name.startswith("checkpoint_")]
-    if not steps or records.states(recipe)[stage.name].word != records.TODO:
+    if not steps or stage_state.states(recipe)[stage.name].word != stage_state.TODO:
         return  # of this recipe, which says what has changed
     before, _ = load_config(folder)
-    values = dict(fields.leaves(config))
+    values = dict(field_paths.leaves(config))
     given = {
         path: values[path] for path, origin in origins.items() if not origin.startswith("preset")
     }
     changes = [f"preset was {before.preset}, is {config.preset}"]
     if before.preset == config.preset:
-        changes = resuming.config_changes(before, fields.replace_all(before, given), 0)
+        changes = resuming.config_changes(before, field_paths.replace_all(before, given), 0)
     if changes:
         raise UserError(
             f"--model_dir={folder} holds a run with different settings ({'; '.join(changes)}): "
@@ -203,7 +210,7 @@ def _check_start(config: Config, source: str) -> None:
     """Raises UserError if parameters of a checkpoint do not fit; vocabularies may differ."""
     from trainer.checkpoints import layout
     from trainer.checkpoints.stored import load
-    from trainer.starting import init_from
+    from trainer.initialization import init_from
 
     found = layout.read_parts(load(source))
     rows = [
@@ -231,7 +238,10 @@ def _check_export(recipe: Recipe, stage: Stage, runs: Mapping[str, Config | None
     if files.is_remote(stage.output):
         raise UserError(f"--output={stage.output}: give a local folder")
     there = os.path.lexists(files.local_path(stage.output))
-    if there and records.states(recipe)[stage.name].word in (records.TODO, records.BEGUN):
+    if there and stage_state.states(recipe)[stage.name].word in (
+        stage_state.TODO,
+        stage_state.BEGUN,
+    ):
         raise UserError(f"--output={stage.output} exists: name another folder, or delete it")
     for config in (runs.get(name) for name in stage.needs):
         custom = stage.flags.get("custom_code", ("false",))[0].lower() == "true"

@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from typing import NoReturn
 
-from palimpsest.annexes.recipes import lock, planning, records, writable
+from palimpsest.annexes.recipes import lock, planning, stage_state, writable
 from palimpsest.annexes.recipes import recipe as recipes
-from palimpsest.annexes.recipes.flows import RUNS
+from palimpsest.annexes.recipes.derived_flags import RUNS
 from palimpsest.annexes.recipes.recipe import Recipe, Stage
 from palimpsest.annexes.recipes.rehearsals import real_runs, shrinking
 from palimpsest.annexes.recipes.rehearsals.shrinking import UPDATES
@@ -130,7 +130,7 @@ def _places(recipe: Recipe) -> Iterator[str]:
     """Yields the folders in which the recipe's stages make theirs."""
     yield recipe.folder
     for stage in recipe.stages:
-        if not records.is_inside(stage.output, recipe.folder):
+        if not stage_state.is_inside(stage.output, recipe.folder):
             yield stage.output.rpartition("/")[0] or "."
 
 

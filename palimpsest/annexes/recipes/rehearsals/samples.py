@@ -5,11 +5,11 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from tasks.document_kind import DocumentKind
 from tasks.reading import languages, sources
 from tasks.reading.corpus import VALIDATION, Corpus
 from tasks.terminal.command_line import UserError
 from tasks.terminal.toml_flags import as_text
-from tasks.unit import Unit
 
 DOCUMENTS = 400
 # Of each of many languages, which have caches of their own.
@@ -58,7 +58,7 @@ class Samples:
             wanted = number // 10 if spec.validation >= _SHARE else 0
             path = self._folder / f"sample-{len(self._known)}.jsonl"
             columns = spec.unit.columns
-            pairs = spec.unit is Unit.PAIR
+            pairs = spec.unit is DocumentKind.PAIR
             with path.open("w", encoding="utf-8") as file:
                 for split, row in _rows(corpus):
                     enough = documents >= number and (pairs or characters >= self._characters)

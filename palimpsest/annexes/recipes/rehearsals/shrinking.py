@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from palimpsest.annexes.recipes import flows
+from palimpsest.annexes.recipes import derived_flags
 from palimpsest.annexes.recipes import recipe as recipes
-from palimpsest.annexes.recipes.flows import RUNS
+from palimpsest.annexes.recipes.derived_flags import RUNS
 from palimpsest.annexes.recipes.rehearsals.samples import Samples
 from palimpsest.commands import COMMANDS, command
 from tasks import registry
@@ -93,12 +93,12 @@ def tables(
         known = _flags(kind, table)
         given = {_spelled(key, known): value for key, value in table.items()}
         model = as_text(given.get("model_dir", ""))
-        if kind in flows.MAY_BE_NAMED and "{" in model:  # of a stage
+        if kind in derived_flags.MAY_BE_NAMED and "{" in model:  # of a stage
             left_out = tuple(each for each in left_out if each != "model_dir")
-        elif model and kind in flows.MAY_BE_NAMED and not _has_model(name, whole):
+        elif model and kind in derived_flags.MAY_BE_NAMED and not _has_model(name, whole):
             continue  # of a model elsewhere
         # A runner has flags of its own, such as Dataflow's project.
-        own = {*known, *flows.OF_RECIPE} if "runner" in given else given.keys()
+        own = {*known, *derived_flags.OF_RECIPE} if "runner" in given else given.keys()
         flat = {
             key: value
             for key, value in given.items()
@@ -116,7 +116,9 @@ def tables(
         if kind in ("dedup", "cache") and "exclude" in flat:
             flat |= _lists(name, flat.pop("exclude"))
         if kind == "vocabulary":
-            read = [f"corpus.{each}" for each in _listed(flat.get(flows.CORPORA, []))] or corpora
+            read = [
+                f"corpus.{each}" for each in _listed(flat.get(derived_flags.CORPORA, []))
+            ] or corpora
             of = [flat] if "corpus" in flat else [found[each] for each in read]
             texts = [text for each in of for text in _listed(each["corpus"])]
             if not sampled.are_whole(texts):  # else it shows how many pieces there are
@@ -161,9 +163,9 @@ def check_places(recipe: recipes.Recipe, scratch: str) -> None:
 
 def _flags(kind: str, table: Mapping[str, Any]) -> dict[str, Flag]:
     """Returns the flags that a table's keys may be, by all of their names."""
-    if kind not in flows.KINDS:
+    if kind not in derived_flags.KINDS:
         return {}
-    words = COMMANDS[table.get(flows.COMMAND, flows.KINDS[kind].command)]
+    words = COMMANDS[table.get(derived_flags.COMMAND, derived_flags.KINDS[kind].command)]
     return {name: flag for flag in flags_of(command(words).flags) for name in flag.names}
 
 

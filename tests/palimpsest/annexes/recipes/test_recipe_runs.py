@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from palimpsest.annexes.recipes import records
+from palimpsest.annexes.recipes import stage_state
 from tests.support.processes import launched, started
 from tests.trainer.conftest import assert_one_line
 
@@ -341,9 +341,9 @@ def test_a_part_or_another_folder_keeps_the_rest_of_the_lock(small):
     ],
 )
 def test_places_inside_a_folder(place, inside):
-    assert records.is_inside(place, "out") == inside
+    assert stage_state.is_inside(place, "out") == inside
     if not place.startswith("gs:"):
-        assert records.is_inside(f"gs://b/{place}", "gs://b/out") == inside
+        assert stage_state.is_inside(f"gs://b/{place}", "gs://b/out") == inside
 
 
 def test_what_was_there_before_is_not_removed(small):

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from palimpsest.annexes.recipes import account, products, recipe, records, running, writable
+from palimpsest.annexes.recipes import account, products, recipe, running, stage_state, writable
 from palimpsest.annexes.recipes import run as command
 from palimpsest.annexes.recipes.recipe import Stage
 from palimpsest.commands import COMMANDS
@@ -113,18 +113,18 @@ def run(*words):
 
 
 def states():
-    return {name: each.word for name, each in records.states(recipe.read("it.toml")).items()}
+    return {name: each.word for name, each in stage_state.states(recipe.read("it.toml")).items()}
 
 
 def test_all_stages_are_finished_and_an_export_for_t5x_is_one(here, capsys):
-    assert set(states().values()) == {records.FINISHED}
+    assert set(states().values()) == {stage_state.FINISHED}
     lock = (here / "it.lock").read_bytes()
     assert run("it.toml") == 0
     assert capsys.readouterr().out.count("finished before") == (6 if T5X else 5)
     assert (here / "it.lock").read_bytes() == lock
     text = (here / "it.toml").read_text()
     (here / "it.toml").write_text(text.replace("= 120", "= 120\nworkers = 2"))  # harmless
-    assert set(states().values()) == {records.FINISHED}
+    assert set(states().values()) == {stage_state.FINISHED}
     assert not T5X or "checkpoint_6" in json.loads(lock)["stages"]["export.t5x"]["made"]
 
 
@@ -135,33 +135,35 @@ def test_a_cache_without_a_file_is_built_again(here, name):
     path = here / "it/cache/mine_span_corruption" / name
     before = path.read_bytes()
     path.unlink()
-    assert states()["cache.mine"] == records.TODO
+    assert states()["cache.mine"] == stage_state.TODO
     lock = (here / "it.lock").read_bytes()
     assert run("it.toml", "--locked") == 0
     assert path.read_bytes() == before
-    assert states()["cache.mine"] == records.FINISHED
+    assert states()["cache.mine"] == stage_state.FINISHED
     assert (here / "it.lock").read_bytes() == lock
     path.write_bytes(before[:-1])  # as an interrupted copy
-    assert states()["cache.mine"] == records.TODO or not before
+    assert states()["cache.mine"] == stage_state.TODO or not before
 
 
 @pytest.mark.parametrize(
     ("name", "stage", "word"),
     [
-        ("model/checkpoint_6/state", "pretrain", records.TODO),  # its command says what to do
-        ("model/config.json", "pretrain", records.DAMAGED),
-        ("export/pretrain/model.safetensors", "export", records.DAMAGED),
-        *[("export/t5x/checkpoint_6/state/d/values", "export.t5x", records.DAMAGED)][: bool(T5X)],
-        ("vocabulary/sentencepiece.model", "vocabulary", records.DAMAGED),
-        ("model/evaluation.json", "evaluate", records.TODO),
-        ("export/pretrain", "export", records.TODO),
+        ("model/checkpoint_6/state", "pretrain", stage_state.TODO),  # its command says what to do
+        ("model/config.json", "pretrain", stage_state.DAMAGED),
+        ("export/pretrain/model.safetensors", "export", stage_state.DAMAGED),
+        *[("export/t5x/checkpoint_6/state/d/values", "export.t5x", stage_state.DAMAGED)][
+            : bool(T5X)
+        ],
+        ("vocabulary/sentencepiece.model", "vocabulary", stage_state.DAMAGED),
+        ("model/evaluation.json", "evaluate", stage_state.TODO),
+        ("export/pretrain", "export", stage_state.TODO),
     ],
 )
 def test_a_product_without_a_file_is_not_finished(here, name, stage, word, capsys):
     path = here / "it" / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert states()[stage] == word
-    if word == records.DAMAGED:
+    if word == stage_state.DAMAGED:
         with pytest.raises(UserError, match=f"{stage} changed: .*{path.name} is missing"):
             run("it.toml")
     if "state" not in name:
@@ -169,7 +171,7 @@ def test_a_product_without_a_file_is_not_finished(here, name, stage, word, capsy
         assert run("it.toml", "--redo") == 0
         assert path.exists()
         assert "cache.mine: finished before" in capsys.readouterr().out
-        assert set(states().values()) == {records.FINISHED}
+        assert set(states().values()) == {stage_state.FINISHED}
 
 
 def test_a_cut_evaluation_is_made_again_and_others_do_not_count(here, capsys):
@@ -181,7 +183,7 @@ def test_a_cut_evaluation_is_made_again_and_others_do_not_count(here, capsys):
     more = METRICS["checkpoints"]["6"] | {"train": {"loss": 2.0}}
     write(path, {"checkpoints": {"6": more}})
     (here / "it/export/pretrain/README.md").write_text("a card that was edited")
-    assert set(states().values()) == {records.FINISHED}
+    assert set(states().values()) == {stage_state.FINISHED}
 
 
 @pytest.mark.parametrize(
@@ -228,9 +230,9 @@ def test_a_run_without_a_checkpoint_takes_other_settings(here):
     path = here / "it/.recipe/pretrain.json"
     write(path, json.loads(path.read_text()) | {"made": None})
     (here / "it.toml").write_text(TEXT.replace("= 6", "= 5"))
-    assert states()["pretrain"] == records.CHANGED
+    assert states()["pretrain"] == stage_state.CHANGED
     shutil.rmtree(here / "it/model/checkpoint_6")
-    assert states()["pretrain"] == records.BEGUN
+    assert states()["pretrain"] == stage_state.BEGUN
 
 
 def test_a_vocabulary_and_a_folder_of_ones_own_are_looked_at_again(here):
@@ -242,16 +244,16 @@ def test_a_vocabulary_and_a_folder_of_ones_own_are_looked_at_again(here):
         text.replace("= 6", '= 6\ninit_from = "hf:start"\nlengths = {inputs = 32, targets = 16}')
     )
     assert run("it.toml", "--redo") == 0
-    assert set(states().values()) == {records.FINISHED}
+    assert set(states().values()) == {stage_state.FINISHED}
     for name in ("words/sentencepiece.model", "start/model.safetensors"):
         path = here / name
         before = path.read_bytes()
         path.write_bytes(before)  # at another time
-        assert set(states().values()) == {records.FINISHED}
+        assert set(states().values()) == {stage_state.FINISHED}
         path.write_bytes(before[::-1])
         stage = "cache.mine" if "words" in name else "pretrain"
-        found = records.states(recipe.read("it.toml"))[stage]
-        assert found.word == records.CHANGED
+        found = stage_state.states(recipe.read("it.toml"))[stage]
+        assert found.word == stage_state.CHANGED
         assert f"{path.name} was edited" in found.why
         with pytest.raises(UserError, match=f"{stage} changed"):
             run("it.toml", "--locked")
@@ -295,12 +297,12 @@ def test_only_the_folder_itself_is_removed_whatever_its_name(store, here, gcs):
     for place in places:
         read = recipe.read("it.toml", place)
         (stage,) = read.stages
-        records.begin(read, stage, {})
+        stage_state.begin(read, stage, {})
         for name in ("manifest.json", "inner/deep"):
             folder = f"{place}/vocabulary/{name}".rpartition("/")[0]
             files.make_folder(folder)
             files.write_bytes(f"{place}/vocabulary/{name}", b"{}")
-    records.forget(read, [stage])
+    stage_state.forget(read, [stage])
     for place in places[:2]:
         assert files.list_tree(f"{place}/vocabulary") == {"manifest.json": 2, "inner/deep": 2}
         assert files.exists(f"{place}/.recipe/vocabulary.json")
@@ -315,7 +317,7 @@ def test_only_the_folder_itself_is_removed_whatever_its_name(store, here, gcs):
 def test_a_run_measured_in_tokens_cannot_become_shorter(old, new, goes_on):
     stage = Stage("pretrain", "pretrain", {}, "model", ())
     old, new = ((text,) if text else None for text in (old, new))
-    assert records._goes_on(stage, "train_tokens", old, new) == goes_on
+    assert stage_state._goes_on(stage, "train_tokens", old, new) == goes_on
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.support import rehearsals
 from tests.support.processes import started, wait_for
 from tests.trainer.huggingface.conftest import Exported
 from trainer import huggingface
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.from_flags import build_config
 from trainer.huggingface import configs
 
@@ -175,7 +175,7 @@ def test_a_schedule_of_lengths_keeps_its_updates_and_rows(flags, found):
     preset, *words = flags
     config, origins = build_config(preset, [*words, "--model_dir=model"])
     run = real_runs._divided(config, origins)
-    values = dict(fields.leaves(run))
+    values = dict(field_paths.leaves(run))
     assert {name: values[name] for name in found} == found
     assert run.length_schedule == ""
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.annexes.deduplication import dedup, engine
-from pipeline.excluding.lists import CONTAMINATED, EXACT, NEAR, ExcludeList
+from pipeline.exclusion.lists import CONTAMINATED, EXACT, NEAR, ExcludeList
 from tasks.terminal.command_line import UserError
 from tests.pipeline.annexes.deduplication.texts import entries, search, sha256, words, write
 from tests.support.plain_records import without_plan

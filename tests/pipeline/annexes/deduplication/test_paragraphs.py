@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from pipeline import verify
-from pipeline.excluding.lists import EXACT, NEAR
+from pipeline.exclusion.lists import EXACT, NEAR
 from tasks import annexes
 from tasks.terminal.command_line import UserError
 from tests.pipeline.annexes.deduplication.texts import entries, search, sha256, words, write

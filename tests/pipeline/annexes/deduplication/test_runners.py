@@ -78,7 +78,7 @@ def test_dataflow(corpus, wanted, tmp_path):
 
 
 def entries(data: bytes, folder: pathlib.Path) -> list[dict]:
-    from pipeline.excluding.lists import ExcludeList
+    from pipeline.exclusion.lists import ExcludeList
 
     (folder / "list.arrow").write_bytes(data)
     return [{**row, "similarity": str(row["similarity"])} for row in

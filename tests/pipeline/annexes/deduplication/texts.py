@@ -5,7 +5,7 @@ import json
 import random
 
 from pipeline.annexes.deduplication import dedup
-from pipeline.excluding.lists import ExcludeList, id_digests
+from pipeline.exclusion.lists import ExcludeList, id_digests
 
 
 def words(count, seed):

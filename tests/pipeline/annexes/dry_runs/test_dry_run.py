@@ -11,9 +11,9 @@ from tests.pipeline.building.test_pairs import make as make
 from tests.pipeline.building.test_pairs import rows as rows
 from tests.pipeline.building.test_unknown import TEXTS, build_texts
 from tests.pipeline.building.test_unknown import english as english
-from tests.pipeline.excluding.test_lists import SMALL, copied, ids
-from tests.pipeline.excluding.test_lists import listed as listed
-from tests.pipeline.excluding.test_lists import whole as whole
+from tests.pipeline.exclusion.test_lists import SMALL, copied, ids
+from tests.pipeline.exclusion.test_lists import listed as listed
+from tests.pipeline.exclusion.test_lists import whole as whole
 
 
 @pytest.mark.parametrize("flags", [("--dry_run",), ("--dry_run", "--json")])

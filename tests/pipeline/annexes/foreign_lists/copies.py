@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections import Counter
 
-from pipeline.excluding import lists, origins
+from pipeline.exclusion import lists, origins
 from tasks.reading import languages, sources
 from tasks.reading.corpus import file_of
 

@@ -7,8 +7,8 @@ import pytest
 from pipeline import verify
 from tasks.cache.manifest import CacheManifest
 from tests.pipeline.annexes.foreign_lists.test_translation import EVERY, TWINS, search
-from tests.pipeline.excluding.named_documents import LANGUAGES, held, write
-from tests.pipeline.excluding.named_documents import build as build
+from tests.pipeline.exclusion.named_documents import LANGUAGES, held, write
+from tests.pipeline.exclusion.named_documents import build as build
 
 pytestmark = pytest.mark.processes
 

@@ -12,14 +12,14 @@ import pytest
 from pipeline import verify
 from pipeline.annexes.foreign_lists import matching
 from pipeline.build import main
-from pipeline.excluding import lists, origins
-from pipeline.excluding.lists import ExcludeList
+from pipeline.exclusion import lists, origins
+from pipeline.exclusion.lists import ExcludeList
 from tasks import annexes
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tests.pipeline.annexes.foreign_lists import copies
-from tests.pipeline.excluding.named_documents import LANGUAGES, held, text, write
-from tests.pipeline.excluding.named_documents import build as build
+from tests.pipeline.exclusion.named_documents import LANGUAGES, held, text, write
+from tests.pipeline.exclusion.named_documents import build as build
 from tests.support.packed import tar
 
 pytestmark = pytest.mark.processes

@@ -16,11 +16,11 @@ from tests.support.runs import stub
 from trainer.annexes.adapting import adapting
 from trainer.config.from_flags import RunFlags, configured
 from trainer.huggingface import configs, model_config
+from trainer.initialization import init_from
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params
-from trainer.starting import init_from
 
 DECODERS = {
     "gemma2": ModelConfig(

@@ -23,9 +23,9 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
 from trainer.config.presets import model_preset
 from trainer.engine.program import Program
+from trainer.initialization import init_from
 from trainer.model.paths import named
 from trainer.setup import prepare
-from trainer.starting import init_from
 
 pytestmark = pytest.mark.processes  # whole runs
 

@@ -26,8 +26,8 @@ from trainer.annexes.following import building_cache
 from trainer.config import load_config, save_config
 from trainer.config.from_flags import build_config
 from trainer.config.unused_fields import refuse_unread
-from trainer.data.interface import Waiting
 from trainer.data.order import GlobalOrder
+from trainer.data.run import Waiting
 
 SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
 UL2 = "python_docs_ul2"

@@ -8,9 +8,9 @@ import pathlib
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer.annexes.gin import includes, recipe, t5x
+from trainer.annexes.gin import includes, recipe, t5x_run_table
 from trainer.annexes.gin.flags import build
-from trainer.config import Config, fields
+from trainer.config import Config, field_paths
 from trainer.config.presets import model_preset
 
 RECIPES = pathlib.Path(__file__).parent / "recipes"
@@ -78,14 +78,14 @@ def recipe_of(name, *flags, **kwargs):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe_sets_the_fields_of_the_table(name):
     read = recipe_of(name)
-    values = dict(fields.leaves(read.config))
+    values = dict(field_paths.leaves(read.config))
     expected = {**COMMON, **EXPECTED[name]}
     found = {path: values[path] for path in expected}
     assert found == expected
     assert [*map(type, found.values())] == [*map(type, expected.values())]
     # Whatever is not in the table has the default.
     plain = dataclasses.replace(Config("", read.config.model), preset=f"{name}.gin")
-    defaults = dict(fields.leaves(plain))
+    defaults = dict(field_paths.leaves(plain))
     assert {path for path, value in values.items() if value != defaults[path]} <= set(expected)
 
 
@@ -113,7 +113,7 @@ def test_every_value_has_the_file_and_line_that_set_it():
     assert {path: origins[path] for path in expected} == expected
     assert config.checkpoint.keep == 7
     assert config.evaluation.every_steps == 500
-    shown = fields.describe(config, origins)
+    shown = field_paths.describe(config, origins)
     assert f"# {expected['batch_size']}" in shown
 
 
@@ -232,7 +232,7 @@ MEANINGS = {
 def test_a_binding_means(case):
     flags, expected = MEANINGS[case]
     config, origins, _ = recipe_of("ro_t5x_base", *flags)
-    values = dict(fields.leaves(config))
+    values = dict(field_paths.leaves(config))
     assert {path: values[path] for path in expected} == expected
     assert all(path in origins for path in expected if values[path] is not None)
 
@@ -341,4 +341,4 @@ def try_arguments(files, flags, known):
 
 @pytest.mark.processes
 def test_any_value_of_any_argument():
-    try_arguments(*T5X, t5x.KNOWN)
+    try_arguments(*T5X, t5x_run_table.KNOWN)

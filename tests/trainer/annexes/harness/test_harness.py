@@ -27,9 +27,9 @@ from trainer.config.decoding import Decoding
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
 from trainer.exporting import exporting
-from trainer.trained import trained_run
-from trainer.trained.generator import Generator
-from trainer.trained.trained_run import vocabulary_of
+from trainer.inference import trained_run
+from trainer.inference.generator import Generator
+from trainer.inference.trained_run import vocabulary_of
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the extra harness")
 from lm_eval.tasks import TaskManager  # noqa: E402

@@ -8,8 +8,8 @@ from tests.support.runs import command, done, state
 from tests.support.trees import assert_close, assert_equal
 from tests.trainer.test_finetune import STEPS, finetune, pairs, pretrained  # noqa: F401
 from trainer.checkpoints import stored
+from trainer.inference import trained_run
 from trainer.model.paths import named
-from trainer.trained import trained_run
 
 
 @pytest.mark.slow

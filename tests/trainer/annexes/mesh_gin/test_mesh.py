@@ -9,7 +9,7 @@ from tasks.terminal.command_line import UserError
 from tests.trainer.annexes.gin.test_recipe import try_arguments
 from trainer.annexes.gin import recipe
 from trainer.annexes.mesh_gin import includes, tables
-from trainer.config import fields
+from trainer.config import field_paths
 from trainer.config.presets import model_preset
 
 FOLDER = pathlib.Path(__file__).parent / "mesh"
@@ -46,8 +46,8 @@ def load(*files, flags=FLAGS, preset=None):
 )
 def test_a_t5_model_is_its_preset(file, preset):
     config, origins, _ = load(f"models/{file}.gin", "objectives/span.gin")
-    expected = dict(fields.leaves(model_preset(preset)))
-    found = dict(fields.leaves(config.model))
+    expected = dict(field_paths.leaves(model_preset(preset)))
+    found = dict(field_paths.leaves(config.model))
     # The files say what families leave open, what activations are computed in, and T5's dropout.
     gated = preset.startswith("t5_1_1")
     expected |= {

@@ -20,8 +20,8 @@ from trainer.checkpoints import layout
 from trainer.checkpoints.tensors import held
 from trainer.config.from_flags import RunFlags, configured
 from trainer.engine.program import Program
+from trainer.initialization import init_from, vocabularies
 from trainer.model.paths import named
-from trainer.starting import init_from, vocabularies
 
 ROWS = 160  # of the new table
 TABLE, KERNEL = "token_embedder/embedding", "decoder/logits_dense/kernel"

@@ -11,27 +11,31 @@ from benchmarks import tpu_step
 from benchmarks.tpu_step import Estimate, extrapolated
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
-from trainer.annexes.planning import parts
+from trainer.annexes.planning import time_by_part
 
 
 def of_layers(layers):
     """Returns an estimate with a fixed part and one for each layer."""
-    seconds = {parts.ATTENTION: 0.002 * layers, parts.LOGITS: 0.003, parts.REST: 0.001 / layers}
+    seconds = {
+        time_by_part.ATTENTION: 0.002 * layers,
+        time_by_part.LOGITS: 0.003,
+        time_by_part.REST: 0.001 / layers,
+    }
     return Estimate(seconds, {"parameters": 100 + 10 * layers}, compile_seconds=layers)
 
 
 def test_depths_continue_each_part_in_a_line():
     found = extrapolated(of_layers(2), of_layers(4), (2, 4), 12)
-    assert found.seconds[parts.ATTENTION] == pytest.approx(0.024)
-    assert found.seconds[parts.LOGITS] == pytest.approx(0.003)
-    assert found.seconds[parts.REST] == 0  # the line is below zero
+    assert found.seconds[time_by_part.ATTENTION] == pytest.approx(0.024)
+    assert found.seconds[time_by_part.LOGITS] == pytest.approx(0.003)
+    assert found.seconds[time_by_part.REST] == 0  # the line is below zero
     assert found.bytes == {"parameters": pytest.approx(220)}
     assert found.depths == (2, 4)
     assert found.compile_seconds == 6
-    shallow = Estimate({parts.REST: 1.0}, {})
-    deep = Estimate({parts.COLLECTIVES: 2.0, parts.REST: 1.0}, {"program": 5})
+    shallow = Estimate({time_by_part.REST: 1.0}, {})
+    deep = Estimate({time_by_part.COLLECTIVES: 2.0, time_by_part.REST: 1.0}, {"program": 5})
     found = extrapolated(shallow, deep, (1, 2), 4)
-    assert found.seconds == {parts.REST: 1.0, parts.COLLECTIVES: 6.0}
+    assert found.seconds == {time_by_part.REST: 1.0, time_by_part.COLLECTIVES: 6.0}
     assert found.bytes == {"program": 15}
     found = extrapolated(of_layers(1), Estimate({}, {}, refused="too large"), (1, 2), 8)
     assert found.refused == "too large"
@@ -69,5 +73,5 @@ def test_steps_are_compiled_for_a_slice():
         assert 0 < each["mfu"] < 1
         assert 0 < each["floor_seconds"] < each["step_seconds"]
         assert each["bytes"]["parameters"] > 0
-        assert each["seconds"][parts.ATTENTION] > 0
-        assert each["seconds"][parts.REST] < each["step_seconds"] / 2
+        assert each["seconds"][time_by_part.ATTENTION] > 0
+        assert each["seconds"][time_by_part.REST] < each["step_seconds"] / 2

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer.annexes.planning import hlo, parts
+from trainer.annexes.planning import hlo, time_by_part
 from trainer.annexes.planning.devices import Place
 from trainer.annexes.planning.gpus import GPUS, GpuHosts
 from trainer.annexes.planning.kernels import Kernel
@@ -44,22 +44,24 @@ def timed(*lines, traced=()):
 
 def test_a_product_of_cublas_is_read_without_its_scratch():
     found = timed(CUBLAS, FREE)
-    assert found.seconds[parts.FEED_FORWARD] == pytest.approx(2 * 4096**3 / PEAK)
-    assert found.seconds[parts.LAUNCHES] == H100.launch
+    assert found.seconds[time_by_part.FEED_FORWARD] == pytest.approx(2 * 4096**3 / PEAK)
+    assert found.seconds[time_by_part.LAUNCHES] == H100.launch
     assert not found.unread
     narrow = timed(CUBLAS.replace(f"({MATRIX}", "(bf16[4096,8]{1,0}"))
     bytes_of = 2 * 32 * MIB + 4096 * 8 * 2
-    assert narrow.seconds[parts.FEED_FORWARD] == pytest.approx(bytes_of / H100.memory_bandwidth)
+    assert narrow.seconds[time_by_part.FEED_FORWARD] == pytest.approx(
+        bytes_of / H100.memory_bandwidth
+    )
 
 
 def test_a_kernel_takes_the_products_that_it_says():
     shapes = ((4096, 4096), (4096, 4096))
     kernel = Kernel("attention_query", (8,), 1, shapes, 32 * MIB, flops=10**12)
     found = timed(TRITON, traced=[kernel])
-    assert found.seconds[parts.ATTENTION] == pytest.approx(10**12 / PEAK)
+    assert found.seconds[time_by_part.ATTENTION] == pytest.approx(10**12 / PEAK)
     assert [(each.name, each.times) for each in found.kernels] == [("attention_query", 1)]
     plain = timed(TRITON, traced=[kernel._replace(flops=0)])
-    assert plain.seconds[parts.ATTENTION] == pytest.approx(32 * MIB / H100.memory_bandwidth)
+    assert plain.seconds[time_by_part.ATTENTION] == pytest.approx(32 * MIB / H100.memory_bandwidth)
 
 
 def test_rings_between_hosts_use_the_adapters_of_their_gpus():

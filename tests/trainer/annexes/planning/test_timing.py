@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.annexes.planning import hlo, parts
+from trainer.annexes.planning import hlo, time_by_part
 from trainer.annexes.planning.devices import CHIPS, Place
 from trainer.annexes.planning.schedules import Scheduled
 from trainer.annexes.planning.timing import timing
@@ -178,11 +178,11 @@ def test_copies_take_the_bandwidth_that_work_leaves():
     copy, fusion = (size * MIB / CHIP.memory_bandwidth for size in (4, 8))
     # The fusion uses all of the bandwidth.
     found = timed(module)
-    assert found.seconds[parts.COPIES] == pytest.approx(copy)
+    assert found.seconds[time_by_part.COPIES] == pytest.approx(copy)
     # Its schedule leaves half of a copy's time.
     found = timed(module, f=round((fusion + copy / 2) * CHIP.clock))
-    assert found.seconds[parts.COPIES] == pytest.approx(copy / 2, rel=1e-2)
-    assert timed(module, f=10**6).seconds[parts.COPIES] == 0
+    assert found.seconds[time_by_part.COPIES] == pytest.approx(copy / 2, rel=1e-2)
+    assert timed(module, f=10**6).seconds[time_by_part.COPIES] == 0
 
 
 def test_a_transfer_is_hidden_by_a_loop_and_must_end_in_its_computation():

@@ -11,8 +11,8 @@ from flax.traverse_util import unflatten_dict
 from tests.trainer.model.conftest import TinyModel, initial
 from trainer.config.presets import model_preset
 from trainer.model.parametrisation import UNCHANGED
-from trainer.model.parts import SLOTS
 from trainer.model.paths import named
+from trainer.model.registry import SLOTS
 from trainer.model.spec import model_spec
 from trainer.model.transformer import decayed, parameter_facts, run_model
 

@@ -6,10 +6,10 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.trainer.annexes.reports.test_report import made, parsed, training
-from tests.trainer.observing.test_goodput import entry
+from tests.trainer.monitoring.test_goodput import entry
 from trainer.annexes.reports import report
 from trainer.annexes.reports.page import results
-from trainer.observing import goodput
+from trainer.monitoring import goodput
 from trainer.reporting import history
 
 

@@ -11,7 +11,7 @@ from tasks.vocabulary import encode_with_sentinels
 from tests.trainer.huggingface.test_export import save_run
 from trainer.annexes.suites import fill
 from trainer.decoding.decoder import Decoded
-from trainer.trained.generator import Generator
+from trainer.inference.generator import Generator
 
 pytestmark = pytest.mark.processes  # whole runs
 

@@ -22,9 +22,9 @@ from trainer.annexes.suites.options import SuiteConfig
 from trainer.annexes.suites.suite import Suite
 from trainer.config import load_config
 from trainer.engine.program import Program
+from trainer.inference.trained_run import without_data
+from trainer.initialization import rewind
 from trainer.reporting.metrics import read_metrics
-from trainer.starting import rewind
-from trainer.trained.trained_run import without_data
 
 pytestmark = pytest.mark.processes
 
@@ -173,7 +173,7 @@ def test_answers_are_those_of_transformers(runs, questions, name, tmp_path):
     kinds = {"t5": "ForSeq2SeqLM", "llama": "ForCausalLM", "bert": "ForMaskedLM"}
     kind = getattr(transformers, f"AutoModel{kinds[name]}")
     model = kind.from_pretrained(f"{tmp_path}/exported").eval()
-    from trainer.trained import trained_run
+    from trainer.inference import trained_run
 
     run = trained_run.open_run(runs[name])
     fill = Filling(run)

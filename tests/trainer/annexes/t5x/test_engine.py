@@ -27,12 +27,12 @@ from trainer.checkpoints.tensors import held
 from trainer.config import save_config
 from trainer.engine.program import Program
 from trainer.engine.step import make_gradients
+from trainer.initialization import init_from
+from trainer.initialization.resume import start
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 from trainer.optim.optimizer import learning_rate_schedule, optimizer_of
-from trainer.starting import init_from
-from trainer.starting.resume import start
 
 pytestmark = pytest.mark.tensorflow
 

@@ -14,10 +14,10 @@ from tests.support.runs import config_of, curve, stub, trained
 from tests.support.trees import assert_equal
 from trainer.checkpoints import layout, stored
 from trainer.engine.program import Program
+from trainer.initialization import init_from
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import named
 from trainer.optim.optimizer import learning_rate_schedule
-from trainer.starting import init_from
 
 pytestmark = pytest.mark.processes
 
