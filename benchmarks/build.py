@@ -184,7 +184,7 @@ class Measured:
         seconds = (self.whole.wall, self.whole.core, self.start.wall, self.start.core)
         return [
             *(name, f"{speed:.1f}", f"{speed / reference:.2f}"),
-            *(f"{each:.2f}" for each in seconds),
+            *(f"{second:.2f}" for second in seconds),
             f"{self.whole.peak / 1e6:.0f}",
         ]
 

@@ -139,13 +139,15 @@ class _Watch:
         for part, begin, end in _innermost(self.spans, self.began, self.updated):
             parts[part][0] += end - begin
             parts[part][1] += float(np.diff(np.interp([begin, end], walls, processor))[0])
-        programs = [each for each in self.spans if each.part == "compiling"]
+        programs = [span for span in self.spans if span.part == "compiling"]
         return {
             **parts,
             "first update": [sum(each[i] for each in parts.values()) for i in (0, 1)],
             "whole command": [now - self.began, time.process_time()],
             "compiled": len(programs),
-            "programs": sorted([(each.end - each.begin, each.name) for each in programs])[::-1],
+            "programs": sorted(
+                [(program.end - program.begin, program.name) for program in programs]
+            )[::-1],
         }
 
 
@@ -153,7 +155,7 @@ def _innermost(
     spans: Iterable[_Span], begin: float, end: float
 ) -> Iterable[tuple[str, float, float]]:
     """Yields (part, begin, end) of consecutive stretches of time, each as its innermost span."""
-    changes = sorted({begin, end, *(t for each in spans for t in each[2:] if begin < t < end)})
+    changes = sorted({begin, end, *(t for span in spans for t in span[2:] if begin < t < end)})
     open_, waiting = [], sorted(spans, key=lambda each: each.begin)[::-1]
     for first, last in itertools.pairwise(changes):
         while waiting and waiting[-1].begin <= first:

@@ -43,7 +43,7 @@ def start(module: str, argument: dict[str, Any], sources: str, python: str) -> s
     `python` an interpreter with T5X's dependencies.
     """
     # What this process finds through PYTHONPATH, such as libtpu, is found there, too.
-    others = [each for each in os.environ.get("PYTHONPATH", "").split(":") if each]
+    others = [word for word in os.environ.get("PYTHONPATH", "").split(":") if word]
     root = str(pathlib.Path(__file__).parents[1])
     paths = [os.path.abspath(path) for path in (*sources.split(":"), root, *others)]
     return subprocess.Popen(

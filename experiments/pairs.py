@@ -20,7 +20,7 @@ from tasks.terminal.flag_fields import REQUIRED, at_least, field
 def without_diacritics(text: str) -> str:
     """Removes diacritics; returns NFC."""
     parts = unicodedata.normalize("NFD", text)
-    left = "".join(each for each in parts if not unicodedata.combining(each))
+    left = "".join(part for part in parts if not unicodedata.combining(part))
     return unicodedata.normalize("NFC", left)
 
 

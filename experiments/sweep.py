@@ -160,7 +160,7 @@ def _sweep(flags: Flags) -> Sweep:
 
 
 def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
-    labels = [each.label for each in sweep.axes[0].choices] if len(sweep.axes) == 1 else []
+    labels = [choice.label for choice in sweep.axes[0].choices] if len(sweep.axes) == 1 else []
     if "=" not in text or text in labels:
         if not sweep.axes:
             raise UserError(f"--baseline={text}: there is no --axis whose values can be compared")
@@ -201,7 +201,7 @@ def _at_best(sweep: Sweep, placed: "list[_Placed]", tried: "list[_Placed]") -> "
     from experiments.sweeps import cells, results
 
     outcomes = [results.outcome(*each, sweep.metric) for each in tried]
-    if any(each.status not in (cells.FINISHED, cells.FAILED) for each in outcomes):
+    if any(outcome.status not in (cells.FINISHED, cells.FAILED) for outcome in outcomes):
         return []
     best = [dict(each) for each in results.tuned(results.curves_of(outcomes), sweep).values()]
     return [each for each in placed if each not in tried and each[0].values in best]
@@ -274,7 +274,7 @@ def _report(
     print(
         f"next: {program('trainer.annexes.reports.report')} {place}/{cells.CELLS}/*/run", flush=True
     )
-    left = [each for each in outcomes if each.status != cells.FINISHED]
+    left = [outcome for outcome in outcomes if outcome.status != cells.FINISHED]
     if left:
         failed = sum(each.status == cells.FAILED for each in left)
         advice = "--retry runs failed cells again" if failed else "run the same command to resume"

@@ -44,7 +44,7 @@ def with_dependents(names: list[str]) -> list[str]:
 
     found = list(dict.fromkeys(names))
     for name in found:
-        needing = (each.name for each in annexes.annexes() if name in each.needs)
+        needing = (annex.name for annex in annexes.annexes() if name in annex.needs)
         found += [each for each in needing if each not in found]
     return found
 

@@ -41,7 +41,7 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
     if scheme := config.data_scheme:
         open_data = annexes.get("data", scheme)
         if open_data is None:
-            known = ", ".join(f"{each}:" for each in annexes.entries("data")) or "none"
+            known = ", ".join(f"{entry}:" for entry in annexes.entries("data")) or "none"
             raise UserError(f"--task={config.task}: no data are called {scheme}: (known: {known})")
         opened = open_data(config)
     else:
@@ -59,9 +59,9 @@ def _open_caches(config: Config, origins: dict[str, str], training: bool) -> Ope
     caches.check(mixtures)
     names = dict.fromkeys(name for spec in mixtures for name in spec.names)
     tasks = [caches.open(name, patient=training) for name in names]
-    for each in tasks:
-        check_task(each.task, config)
-        config = _imply_lengths(config, origins, each.task)
+    for task in tasks:
+        check_task(task.task, config)
+        config = _imply_lengths(config, origins, task.task)
     record, ids = tasks[0].manifest.plan.vocabulary, tasks[0].ids
     vocabulary = DataVocabulary(
         "vocabulary of the cache",

@@ -69,8 +69,8 @@ def _next(config: Config) -> str:
         *annexes.entries(f"uses_runs.{config.model.architecture}").values(),
         *(f"trainer.{name}" for name in uses),
     ]
-    others = ", ".join(program(each).removeprefix("python -m ") for each in modules)
-    shows = [f"{program(each)} {folder}" for each in annexes.entries("shows_runs").values()]
+    others = ", ".join(program(module).removeprefix("python -m ") for module in modules)
+    shows = [f"{program(entry)} {folder}" for entry in annexes.entries("shows_runs").values()]
     if not shows:
         return f"next, with --model_dir={folder}: {others}"
     return f"next: {shows[0]}\n      (or, with --model_dir={folder}: {others})"

@@ -239,7 +239,8 @@ def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") 
     written = {token for token, kind in kinds.items() if kind not in silent} - unknown
     pieces = (loaded.ids.texts[token] for token in written - byte_pieces)
     shown = (
-        each if isinstance(each, str) else each.decode(errors="ignore").strip() for each in pieces
+        piece if isinstance(piece, str) else piece.decode(errors="ignore").strip()
+        for piece in pieces
     )
     characters = {text for text in shown if len(text) == 1}
 

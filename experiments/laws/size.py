@@ -73,7 +73,7 @@ class SizeFit:
     def constants(self) -> dict[str, tuple[float, float, float]]:
         """Returns constant -> (value, low, high), with 95% intervals."""
         law = FORMS[self.form]
-        drawn = np.array([law.constants(each) for each in self.draws])
+        drawn = np.array([law.constants(draw) for draw in self.draws])
         low, high = np.percentile(drawn, (2.5, 97.5), axis=0)
         values = law.constants(self.theta)
         return {
@@ -84,7 +84,7 @@ class SizeFit:
     def at(self, parameters: float, tokens: float) -> tuple[float, float, float]:
         """Returns the (loss, low, high) of a model trained on `tokens`."""
         law, n, d = FORMS[self.form], np.log([parameters]), np.log([tokens])
-        drawn = [np.exp(law.log_loss(each, n, d))[0] for each in self.draws]
+        drawn = [np.exp(law.log_loss(draw, n, d))[0] for draw in self.draws]
         low, high = np.percentile(drawn, (2.5, 97.5))
         return float(np.exp(law.log_loss(self.theta, n, d))[0]), float(low), float(high)
 

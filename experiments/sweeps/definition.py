@@ -125,7 +125,7 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
                 )
         elif key == "choices":
             axes += [_choices(axis, labels, tune) for axis, labels in tables[key].items()]
-    tries = dict.fromkeys(text for axis in axes for each in axis.choices for text in each.tries)
+    tries = dict.fromkeys(text for axis in axes for choice in axis.choices for text in choice.tries)
     if tries and tune not in [axis.name for axis in axes]:
         ordered = sorted(tries, key=float) if all(map(is_number, tries)) else list(tries)
         axes.append(Axis(tune, tuple(Choice(text, {tune: text}) for text in ordered)))

@@ -90,9 +90,9 @@ def _along(panel: Any, sweep: Sweep, curves: Curves, axis: str) -> None:
 def _band(panel: Any, by_seed: Sequence[Mapping[int, float]], color: str, name: str) -> None:
     """Draws the mean over seeds as a line, and their range as a band, at the steps all have."""
     curves = [each for each in by_seed if each]
-    steps = [step for step in curves[0] if all(step in each for each in curves)] if curves else []
+    steps = [step for step in curves[0] if all(step in curve for curve in curves)] if curves else []
     if steps:
-        at_each = [[each[step] for each in curves] for step in steps]
+        at_each = [[curve[step] for curve in curves] for step in steps]
         panel.plot(steps, list(map(statistics.fmean, at_each)), color=color, label=name)
         low, high = (list(map(end, at_each)) for end in (min, max))
         panel.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)

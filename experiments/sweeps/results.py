@@ -180,7 +180,9 @@ def _edge(curves: Curves, tune: str, values: Values) -> str:
     """Returns a note if a tuned value is at an end of its range, where others may be better."""
     others = [pair for pair in values if pair[0] != tune]
     tried = [
-        dict(each)[tune] for each in curves if [pair for pair in each if pair[0] != tune] == others
+        dict(curve)[tune]
+        for curve in curves
+        if [pair for pair in curve if pair[0] != tune] == others
     ]
     if not all(map(is_number, tried)):
         return ""

@@ -75,8 +75,8 @@ class _Process:
 
 def _end(processes: Sequence[_Process]) -> None:
     """Waits until the processes have saved their states; kills those that take too long."""
-    for each in processes:
-        each.send(signal.SIGTERM)
+    for process in processes:
+        process.send(signal.SIGTERM)
     for each in processes:
         try:
             each.process.wait(_PATIENCE_SECONDS)

@@ -127,15 +127,15 @@ def write(
         at = places[number].as_py()
         writer.quarantine(ids[number].as_py(), at, reasons[number], found.get(number))
     for name, choice in reader.speller.choices.items() if reader.speller else ():
-        edited = np.logical_or.reduce([each.kept[name] for each in columns.values()]) & kept
+        edited = np.logical_or.reduce([column.kept[name] for column in columns.values()]) & kept
         if edited.any():
             writer.edits[_EDITS[name][choice]] += int(edited.sum())
-    text_bytes = int(sum(each.bytes[kept].sum() for each in columns.values()))
+    text_bytes = int(sum(column.bytes[kept].sum() for column in columns.values()))
     cut = {
         name: int((each.long & kept).sum()) * (limits.too_long == CUT)
         for name, each in columns.items()
     }
-    split = np.maximum.reduce([each.stretches for each in columns.values()])[kept]
+    split = np.maximum.reduce([column.stretches for column in columns.values()])[kept]
     chosen = {name: _chosen(each, kept, split) for name, each in columns.items()}
     names = _numbered(ids if kept.all() else ids.filter(arrow.of_mask(kept)), split)
     documents_R, left_out = np.repeat(np.flatnonzero(kept), split), 0

@@ -135,7 +135,7 @@ def _work(
     """Builds missing and damaged shards of a share; returns the corpus bytes read, and receipts."""
     job, options = planned.job, planned.of.options
     assignments = claim.share.of(planned.assignments)
-    keys = [key for each in assignments for key in each.shards]
+    keys = [key for assignment in assignments for key in assignment.shards]
     surveyed = lifecycle.survey(job.folder, job.plan, keys=keys)
     found = lifecycle.settle(job.folder, job.plan, surveyed)
     kept, to_do = divided(assignments, found)
@@ -153,8 +153,8 @@ def _work(
         loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
         if reason := tokenize.refusal(loaded):
             print(f"all texts will be left to {loaded.codec.library}: {reason}")
-    others = sum(each.piece.bytes for each in planned.assignments) - sum(
-        each.piece.bytes for each in assignments
+    others = sum(assignment.piece.bytes for assignment in planned.assignments) - sum(
+        assignment.piece.bytes for assignment in assignments
     )
     monitor = Monitor(job.folder, job.plan, kept, to_do, others)
 

@@ -57,7 +57,7 @@ def build(options: Options, runner: Engine) -> None:
                     engine.run(planned, claim, runner, advise=False)
     if dry_run:
         return None
-    finished = [files.exists(files.join(each.job.folder, MANIFEST)) for each in plans.values()]
+    finished = [files.exists(files.join(plan.job.folder, MANIFEST)) for plan in plans.values()]
     if not all(finished):  # another part will finish them
         return None
     with _alone(files.join(options.cache_dir, task), options):
@@ -164,7 +164,7 @@ def _all_languages(options: Options, task: str, given: list[str]) -> list[str]:
 
 def _report(options: Options, task: str, names: list[str]) -> None:
     cells = [language_set.cache_of(task, name) for name in names]
-    manifests = [CacheManifest.load(files.join(options.cache_dir, each)) for each in cells]
+    manifests = [CacheManifest.load(files.join(options.cache_dir, cell)) for cell in cells]
     counts = [
         [manifest.total("train", each) for each in ("documents", "tokens", "rows", "text_bytes")]
         for manifest in manifests

@@ -271,7 +271,11 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
         )
     differences = ours.difference(existing)
     if of_files:
-        others = [each for each in differences if not each.startswith(_FOLLOW_FROM_FILES)]
+        others = [
+            difference
+            for difference in differences
+            if not difference.startswith(_FOLLOW_FROM_FILES)
+        ]
         differences = [*others, of_files]
     raise UserError(
         f"{folder} holds a cache with a different plan ({'; '.join(differences[:3])}): choose "
@@ -442,8 +446,8 @@ def _seqio_stats(shards: Sequence[Shard]) -> dict[str, int]:
         "targets_tokens": sum(shard.text_tokens for shard in shards),
     }
     if pairs := [shard.pairs for shard in shards if shard.pairs]:
-        found["targets_max_tokens"] = max(each.longest_targets for each in pairs)
-        found["inputs_max_tokens"] = max(each.longest_inputs for each in pairs)
-        found["inputs_tokens"] = sum(each.inputs_tokens for each in pairs)
+        found["targets_max_tokens"] = max(pair.longest_targets for pair in pairs)
+        found["inputs_max_tokens"] = max(pair.longest_inputs for pair in pairs)
+        found["inputs_tokens"] = sum(pair.inputs_tokens for pair in pairs)
         found["targets_tokens"] -= found["inputs_tokens"]
     return found

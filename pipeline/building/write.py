@@ -164,7 +164,7 @@ class ShardWriter:
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
-            unknown_tokens=sum(lost.get(each, 0) for each in of_tokens) or None,
+            unknown_tokens=sum(lost.get(token, 0) for token in of_tokens) or None,
             lost=lost or None,
             **self._counts,
         )

@@ -70,12 +70,12 @@ class Filter:
         kept = np.ones(batch.num_rows, bool)
         texts: dict[int, str] = {}
         for row, entries in found.items():
-            reason = next((each.reason for each in entries if each.paragraph == WHOLE), None)
+            reason = next((entry.reason for entry in entries if entry.paragraph == WHOLE), None)
             if reason is None:
                 text = batch.column("text")[row].as_py()
                 if text is None:  # quarantined as null, but has the id of a listed document
                     continue
-                cut = {each.paragraph for each in entries}
+                cut = {entry.paragraph for entry in entries}
                 lines = enumerate(text.split("\n"))
                 text = "\n".join(line for number, line in lines if number not in cut)
                 self.cut += len(cut)
@@ -99,7 +99,7 @@ class Filter:
         found = self._found(names, batch.column("part").to_pylist(), batch)
         kept = np.ones(batch.num_rows, bool)
         for row, entries in found.items():
-            kept[row] = all(each.paragraph != WHOLE for each in entries)
+            kept[row] = all(entry.paragraph != WHOLE for entry in entries)
         return batch.filter(kept)
 
     def _found(

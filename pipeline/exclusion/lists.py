@@ -125,7 +125,7 @@ def write(
 
 
 def _packed(origins: Sequence[Origin]) -> bytes:
-    text = json.dumps([each.as_json() for each in origins], sort_keys=True)
+    text = json.dumps([origin.as_json() for origin in origins], sort_keys=True)
     return zlib.compress(text.encode())
 
 

@@ -48,8 +48,8 @@ class Origin:
     def as_json(self) -> dict[str, Any]:
         folder = self.files[0].folder if self.files else ""
         entries = [
-            [each.name, each.bytes, dict(each.state), *filter(None, [each.member])]
-            for each in self.files
+            [file.name, file.bytes, dict(file.state), *filter(None, [file.member])]
+            for file in self.files
         ]
         return {"corpus": self.corpus, "folder": folder, "files": entries}
 

@@ -81,7 +81,7 @@ def _compile(system: str, processor: str, level: str, path: pathlib.Path) -> Non
         ]
     elif processor == "x86_64":
         command.append(f"-march=x86-64-{level}")
-    files = [str(each) for each in sources() if each.suffix == ".c"]
+    files = [str(source) for source in sources() if source.suffix == ".c"]
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         made = pathlib.Path(folder) / path.name
         subprocess.run([*command, *files, "-o", str(made), "-lm"], check=True)

@@ -22,7 +22,7 @@ def path() -> pathlib.Path:
     system, processor = build.machine()
     levels = build.LEVELS.get(processor, (build.ANY,))
     names = [build.FOLDER / build.file_name(system, processor, level) for level in levels]
-    found = [each for each in names if each.exists()]
+    found = [name for name in names if name.exists()]
     if not found:
         raise UserError(
             f"{build.FOLDER} has no compiled code for {system} on {processor}, or only that of "

@@ -167,7 +167,7 @@ def _refuse(unknown: Sequence[str], known: Collection[str]) -> NoReturn:
 
 def _name(runner: str) -> str | None:
     names = (LOCAL, *annexes.entries(_SLOT))
-    return next((each for each in names if _plain(each) == _plain(runner)), None)
+    return next((name for name in names if _plain(name) == _plain(runner)), None)
 
 
 def _plain(name: str) -> str:

@@ -136,12 +136,12 @@ def _is_lost(error: BaseException | None) -> bool:
 def unreachable(addresses: Iterable[str]) -> str:
     """Returns which HOST:PORT do not answer, and why; "" if one does."""
     reasons = []
-    for each in addresses:
-        host, _, port = each.rpartition(":")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         except (OSError, ValueError) as error:
-            reasons.append(f"{each} ({error})")
+            reasons.append(f"{address} ({error})")
         else:
             return ""
     return ", ".join(reasons)

@@ -101,8 +101,8 @@ def _places(cutters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = before[0]
     if len(before) > 1 or cuts or prefix or first["type"] != "Split":
         raise Unsupported(
-            f"its pre-tokenizer is {', '.join(each['type'] for each in cutters)}; supported are "
-            "ByteLevel, and Split before ByteLevel without a regex and prefix"
+            f"its pre-tokenizer is {', '.join(cutter['type'] for cutter in cutters)}; supported "
+            "are ByteLevel, and Split before ByteLevel without a regex and prefix"
         )
     isolates = first["behavior"] == "Isolated" and not first.get("invert", False)
     keeps = first["behavior"] == "Removed" and first.get("invert", False)
@@ -120,7 +120,7 @@ def _pattern(regex: str) -> dict[str, Any]:
 
 
 def _check_bpe(model: Mapping[str, Any], normalisers: Sequence[Mapping[str, Any]]) -> None:
-    names = [each["type"] for each in normalisers]
+    names = [normaliser["type"] for normaliser in normalisers]
     if len(names) > 1 or any(name not in _COMPOSES for name in names):
         raise Unsupported(f"its model is BPE, but its normalizer {', '.join(names)}")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -138,10 +138,10 @@ _Steps = Sequence[Mapping[str, Any]]
 
 def _check_word_piece(value: Mapping[str, Any], normalisers: _Steps, cutters: _Steps) -> None:
     model = value["model"]
-    for each in normalisers:
-        if each["type"] not in _BY_CHARACTER:
-            raise Unsupported(f"its model is WordPiece, but its normalizer {each['type']}")
-    names = [each["type"] for each in cutters]
+    for normaliser in normalisers:
+        if normaliser["type"] not in _BY_CHARACTER:
+            raise Unsupported(f"its model is WordPiece, but its normalizer {normaliser['type']}")
+    names = [cutter["type"] for cutter in cutters]
     if names != ["BertPreTokenizer"]:
         raise Unsupported(
             f"its model is WordPiece, but its pre-tokenizer {', '.join(names) or 'none'}"

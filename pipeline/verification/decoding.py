@@ -102,8 +102,8 @@ def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
     return Rows(
         bounds[:-1], lengths, starts, positions.astype(np.int64), text,
         np.flatnonzero(targets == eos),
-        min((int(each.min()) for each in sizes), default=np.iinfo(np.int32).max),
-        max((int(each.max()) for each in sizes), default=0),
+        min((int(size.min()) for size in sizes), default=np.iinfo(np.int32).max),
+        max((int(size.max()) for size in sizes), default=0),
         inputs, inputs_text,
         sum(int(np.count_nonzero(each == unknown)) for each in both),
     )  # fmt: skip

@@ -58,10 +58,10 @@ def annexes() -> tuple[Annex, ...]:
 
 
 def _installed() -> Iterator[Annex]:
-    for each in sorted(entry_points(group=_GROUP), key=lambda each: each.value):
-        spec = importlib.util.find_spec(each.value)  # imports the packages above it, if any
+    for point in sorted(entry_points(group=_GROUP), key=lambda each: each.value):
+        spec = importlib.util.find_spec(point.value)  # imports the packages above it, if any
         for folder in spec.submodule_search_locations or () if spec else ():
-            yield _annex(each.value, pathlib.Path(folder) / FILE)
+            yield _annex(point.value, pathlib.Path(folder) / FILE)
 
 
 def _annex(package: str, file: pathlib.Path) -> Annex:

@@ -48,9 +48,11 @@ def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
         mine, theirs = ours, others
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return [
-            each
+            difference
             for key in sorted({*mine, *theirs})
-            for each in differences(mine.get(key), theirs.get(key), f"{path}.{key}".lstrip("."))
+            for difference in differences(
+                mine.get(key), theirs.get(key), f"{path}.{key}".lstrip(".")
+            )
         ]
     return [] if mine == theirs else [f"{path}: {short(mine)}, there: {short(theirs)}"]
 
@@ -87,7 +89,7 @@ def _form(kind: Any) -> tuple[frozenset[str], frozenset[str], list[tuple[str, An
     types = {field.name: field.type for field in dataclasses.fields(kind)}
     optional = frozenset(name for name, each in types.items() if type(None) in get_args(each))
     parsers = ((name, _parser(each)) for name, each in types.items())
-    return frozenset(types) - optional, optional, [each for each in parsers if each[1]]
+    return frozenset(types) - optional, optional, [parser for parser in parsers if parser[1]]
 
 
 def _parser(kind: Any) -> Any:

@@ -25,8 +25,8 @@ def longest_sides(shards: Sequence[Shard]) -> tuple[int, int]:
     """Returns the maximum numbers of input and of target ids per pair in `shards`, without EOS."""
     counts = [shard.pairs for shard in shards if shard.pairs]
     return (
-        max((each.longest_inputs for each in counts), default=0),
-        max((each.longest_targets for each in counts), default=0),
+        max((count.longest_inputs for count in counts), default=0),
+        max((count.longest_targets for count in counts), default=0),
     )
 
 

@@ -30,7 +30,7 @@ def _rate(
 
     edits = parts = 0
     for target, prediction in zip(targets, predictions, strict=True):
-        choices = [parts_of(each) for each in references(target)]
+        choices = [parts_of(reference) for reference in references(target)]
         given = parts_of(prediction)
         found, right = min(
             ((distance(choice, given), choice) for choice in choices), key=lambda pair: pair[0]

@@ -82,7 +82,7 @@ def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     scorer = RougeScorer(kinds, tokenizer=UnicodeWords())
     sums = dict.fromkeys(kinds, 0.0)
     for target, prediction in zip(targets, predictions, strict=True):
-        texts = [_sentences(each) for each in references(target)]
+        texts = [_sentences(reference) for reference in references(target)]
         if _are_empty([target], [prediction]):
             sums = {kind: total + 1.0 for kind, total in sums.items()}
             continue

@@ -47,7 +47,7 @@ def exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str,
     right = 0
     for target, prediction in zip(targets, predictions, strict=True):
         if isinstance(prediction, str):
-            right += prediction.strip() in [each.strip() for each in references(target)]
+            right += prediction.strip() in [reference.strip() for reference in references(target)]
         else:
             right += prediction == target
     return {"exact_match": 100 * right / len(targets)}
@@ -66,7 +66,7 @@ def squad(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     """
     matches = overlap = 0.0
     for target, prediction in zip(targets, predictions, strict=True):
-        answers = [normalized_answer(each) for each in references(target)]
+        answers = [normalized_answer(reference) for reference in references(target)]
         given = normalized_answer(prediction)
         matches += given in answers
         overlap += max(_f1(answer.split(), given.split()) for answer in answers)

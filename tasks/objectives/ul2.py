@@ -78,12 +78,12 @@ class MixtureOfDenoisers(Objective):
 
     def window_tokens(self, lengths: Lengths) -> int:
         inner = _without_mode(lengths)
-        return max(each.objective.window_tokens(inner) for each in self.denoisers)
+        return max(denoiser.objective.window_tokens(inner) for denoiser in self.denoisers)
 
     def sentinels(self, lengths: Lengths) -> int:
         """Returns the maximum over denoisers; raises UserError if those include a mode token."""
         inner = _without_mode(lengths)
-        spans = max(each.objective.sentinels(inner) for each in self.denoisers)
+        spans = max(denoiser.objective.sentinels(inner) for denoiser in self.denoisers)
         for number in range(spans):
             if sentinel_piece(number) in self.pieces:
                 raise UserError(

@@ -46,7 +46,7 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
         if names is not None:
             raise UserError(f"--languages={names}: --corpus={text} has no {PLACE}; {FORMS}")
         return {"": parse(text)}
-    found = _found(text, head) if names is None else [each.strip() for each in names.split(",")]
+    found = _found(text, head) if names is None else [word.strip() for word in names.split(",")]
     for name in found:
         if not re.fullmatch(_NAME, name):
             raise UserError(
@@ -90,9 +90,9 @@ def _found(text: str, head: str) -> list[str]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"--corpus={text}: there is no folder {place}") from error
     ends: dict[bool, list[str]] = {True: [], False: []}
-    for each in entries:
-        ends[each["type"] == "directory"].append(each["name"].rstrip("/").rpartition("/")[2])
-    shown = any(each[:1] != "." for each in ends[True])
+    for entry in entries:
+        ends[entry["type"] == "directory"].append(entry["name"].rstrip("/").rpartition("/")[2])
+    shown = any(end[:1] != "." for end in ends[True])
     are_folders = bool(slash) or (lister.reads_folders and not suffix and shown)
     names = _fitting(ends[are_folders], prefix, suffix)
     what = "folders" if are_folders else "files"

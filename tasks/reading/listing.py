@@ -98,7 +98,7 @@ def alternatives(pattern: str) -> list[str]:
     if not braces:
         return [pattern]
     before, after = pattern[: braces.start()], pattern[braces.end() :]
-    found = (alternatives(f"{before}{each}{after}") for each in braces[1].split(","))
+    found = (alternatives(f"{before}{word}{after}") for word in braces[1].split(","))
     return list(dict.fromkeys(itertools.chain.from_iterable(found)))
 
 

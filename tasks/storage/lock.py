@@ -116,7 +116,7 @@ def living_part(folder: str, but: str = "") -> bytes:
 
 def _living_in_bucket(locks: list[Store]) -> bytes:
     """Returns the content of a lock that is rewritten while it is watched; deletes the others."""
-    found = [(each, *each.generation()) for each in locks]
+    found = [(lock, *lock.generation()) for lock in locks]
     watched = [(each, old) for each, old, content in found if old and not _ended_here(content)]
     end = time.monotonic() + _PATIENCE_SECONDS
     while watched and time.monotonic() < end:

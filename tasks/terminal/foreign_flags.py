@@ -51,8 +51,10 @@ def _instead(name: str, known: Collection[str]) -> list[str]:
     if (ours := f"{_GROUPS.get(group)}.{last}") in known:
         return [ours]
     rows = [*table()["instead"].items(), *annexes.entries("foreign_flags").items()]
-    for each in dict.fromkeys((name, last) if group in _ANYWHERE else (name,)):
-        for flags in "|".join(ours for ours, theirs in rows if each in theirs.split()).split("|"):
+    for fromkey in dict.fromkeys((name, last) if group in _ANYWHERE else (name,)):
+        for flags in "|".join(ours for ours, theirs in rows if fromkey in theirs.split()).split(
+            "|"
+        ):
             if here := [flag for flag in flags.split() if flag in known]:
                 return here
     return [each for each in sorted(known) if each.rpartition(".")[2] == name]

@@ -56,13 +56,13 @@ def as_text(value: Any) -> str:
 def changed(config: Any) -> dict[str, Any]:
     """Returns flag -> value for the fields of a dataclass that are not at their defaults."""
     found: dict[str, Any] = {}
-    for each in dataclasses.fields(config):
-        if not each.metadata:  # set only by code
+    for field in dataclasses.fields(config):
+        if not field.metadata:  # set only by code
             continue
-        value, name = getattr(config, each.name), each.metadata["name"] or each.name
+        value, name = getattr(config, field.name), field.metadata["name"] or field.name
         if dataclasses.is_dataclass(value):
-            found |= changed(value) if each.metadata["flat"] else {name: changed(value)}
-        elif value != each.default:
+            found |= changed(value) if field.metadata["flat"] else {name: changed(value)}
+        elif value != field.default:
             found[name] = value
     return found
 
@@ -78,7 +78,7 @@ def texts(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     Values are as in TOML, or tuples, paths, or dataclasses for groups of flags, which stand for
     their fields that are not at their defaults. A flag that cannot be None is left out if it is.
     """
-    flat_groups = {each.name for each in dataclasses.fields(kind) if each.metadata.get("flat")}
+    flat_groups = {field.name for field in dataclasses.fields(kind) if field.metadata.get("flat")}
     known = {name: flag for flag in flags_of(kind) for name in flag.names}
     found: dict[str, tuple[str, ...]] = {}
     for name, value in values.items():

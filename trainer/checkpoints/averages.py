@@ -86,7 +86,7 @@ def _added(sums: _Sums | None, leaves: list[jax.Array]) -> _Sums:
     """Adds this process's parts of arrays to `sums`; replicas of a part count once."""
     found = []
     for place, leaf in enumerate(leaves):
-        parts = {str(each.index): each.data for each in leaf.addressable_shards}
+        parts = {str(shard.index): shard.data for shard in leaf.addressable_shards}
         new = {index: np.asarray(part, np.float64) for index, part in parts.items()}
         old = sums[place] if sums else {}
         found.append({index: old[index] + part if old else part for index, part in new.items()})

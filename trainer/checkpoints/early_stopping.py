@@ -191,9 +191,9 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
     name = metric.removeprefix("min:").removeprefix("max:")
     if name not in values:
         known = [
-            each
-            for each in values
-            if each in BEST_METRICS or each.rpartition("/")[2] not in _STATISTICS
+            value
+            for value in values
+            if value in BEST_METRICS or value.rpartition("/")[2] not in _STATISTICS
         ]
         raise UserError(
             f"{flag}={metric}: these tasks do not have this metric; choose one of "

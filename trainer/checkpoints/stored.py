@@ -202,7 +202,7 @@ def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
 def orbax_folder(path: str) -> str | None:
     """Returns the folder of a checkpoint's Orbax tree; None if `path` has none."""
     folders = (files.join(path, _STATE), path)
-    return next((each for each in folders if files.exists(files.join(each, _METADATA))), None)
+    return next((folder for folder in folders if files.exists(files.join(folder, _METADATA))), None)
 
 
 def orbax_tensors(folder: str) -> dict[str, Tensor]:

@@ -61,10 +61,10 @@ def parse(text: str, sides: Sequence[str] = ()) -> list[Entry]:
         if not values.keys() <= set(sides or ["rows"]) or len(values) < len(named):
             raise ValueError(f"{part} names something else")
         entries.append(Entry(int(begin) if tokens is None else tokens, tokens is not None, values))
-    batches = [each.boundary for each in entries if not each.in_tokens]
-    amounts = [each.boundary for each in entries if each.in_tokens]
+    batches = [entry.boundary for entry in entries if not entry.in_tokens]
+    amounts = [entry.boundary for entry in entries if entry.in_tokens]
     ascending = all(values == sorted(set(values)) for values in (batches, amounts))
-    if not ascending or any(min(each.boundary, *each.values.values()) < 1 for each in entries):
+    if not ascending or any(min(entry.boundary, *entry.values.values()) < 1 for entry in entries):
         raise ValueError(f"{text}: boundaries must ascend, and no number is below 1")
     return entries
 
@@ -101,7 +101,7 @@ class Phases:
         self._count(lambda phase: phase.rows)
 
     def _count(self, weight: Callable[[Phase], int]) -> None:
-        self._weights, self._passed = [weight(each) for each in self.phases], [0]
+        self._weights, self._passed = [weight(phase) for phase in self.phases], [0]
         for number, size in enumerate(self._weights[:-1]):
             count = self._begins[number + 1] - self._begins[number]
             self._passed.append(self._passed[-1] + count * size)
@@ -120,7 +120,7 @@ class Phases:
     @property
     def sizes(self) -> list[int]:
         """The rows of a batch in each phase."""
-        return [each.rows for each in self.phases]
+        return [phase.rows for phase in self.phases]
 
     @property
     def stages(self) -> list[Phase]:
@@ -134,7 +134,7 @@ class Phases:
     @property
     def longest(self) -> Lengths:
         """The longest inputs and targets."""
-        every = [each.lengths for each in self.phases]
+        every = [phase.lengths for phase in self.phases]
         return Lengths(max(each.inputs for each in every), max(each.targets for each in every))
 
     @property
@@ -154,7 +154,7 @@ class Phases:
     def described(self, updates: int) -> str:
         """Returns the rows of the first updates' batches, such as "32, later 64"."""
         last = self.skips.batch(updates)
-        found = dict.fromkeys(each.rows for each in self.phases if each.begin < last)
+        found = dict.fromkeys(phase.rows for phase in self.phases if phase.begin < last)
         return ", later ".join(map(str, found))
 
     def batches(self, rows: int) -> int:

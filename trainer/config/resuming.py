@@ -29,7 +29,7 @@ def changes(path: str) -> Changes:
     for name in path.split("."):
         if not dataclasses.is_dataclass(kind):  # an element of a tuple
             break
-        each = next(each for each in dataclasses.fields(kind) if each.name == name)
+        each = next(field for field in dataclasses.fields(kind) if field.name == name)
         found = each.metadata["changes"] or found
         kind = typing.get_type_hints(kind)[name]
     return found
@@ -85,7 +85,8 @@ def config_changes(before: Config, now: Config, step: int) -> list[str]:
             f"different before update {step}"
         )
     phases = [
-        [each for each in config.phases.phases if 0 < each.begin < read] for config in (before, now)
+        [phase for phase in config.phases.phases if 0 < phase.begin < read]
+        for config in (before, now)
     ]
     if phases[0] != phases[1]:
         found += [

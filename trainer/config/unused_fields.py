@@ -16,23 +16,23 @@ def unread_fields(config: Config) -> dict[str, str]:
 
 
 def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
-    for each in dataclasses.fields(part):
-        inner, read_if = f"{path}{each.name}", each.metadata.get("read_if")
-        value, subject = getattr(part, each.name), config if read_if and read_if.whole else part
+    for field in dataclasses.fields(part):
+        inner, read_if = f"{path}{field.name}", field.metadata.get("read_if")
+        value, subject = getattr(part, field.name), config if read_if and read_if.whole else part
         nested = dataclasses.is_dataclass(value)
         if read_if and not read_if.holds(subject):
             names = [name for name, _ in field_paths.leaves(value, inner)] if nested else [inner]
             yield from dict.fromkeys(names, read_if.reason(subject)).items()
         elif nested:
             yield from _unread(value, config, f"{inner}.")
-            yield from ((f"{inner}.{name}", why) for name, why in each.metadata["unread"].items())
+            yield from ((f"{inner}.{name}", why) for name, why in field.metadata["unread"].items())
 
 
 def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:
     """Raises a UserError for unread fields that the command line changes from the default."""
     values = dict(field_paths.leaves(config))
     defaults = dict(field_paths.leaves(Config(config.preset, config.model)))
-    defaults |= {f"model.{each.name}": each.default for each in dataclasses.fields(ModelConfig)}
+    defaults |= {f"model.{field.name}": field.default for field in dataclasses.fields(ModelConfig)}
     for path, why in unread_fields(config).items():
         if origins.get(path) == "command line" and values[path] != defaults[path]:
             raise UserError(f"--{path} has no effect {why}")

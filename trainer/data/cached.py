@@ -83,8 +83,8 @@ class CachedData:
         self.vocab_size, self.vocabulary_sha256 = first.ids.size, recorded.sha256
         self.fingerprints = {each.task.name: each.manifest.plan.fingerprint for each in tasks}
         self._taken = _amounts(config, [each.task.name for each in tasks])
-        for each in tasks:
-            self._check(each)
+        for task in tasks:
+            self._check(task)
         # If lengths change, windows lie in windows of the longest lengths. `nest` is given to the
         # data of another length, which `_later` makes.
         self._nest, self._changes = nest or config.phases.nest, nest is None
@@ -167,10 +167,10 @@ class CachedData:
         rows = self.lengths if self._packs else None
         by_document = self._config.data.segment_documents
         return {
-            each.task.name: task_record.task_record(
-                each, self.example_lengths(each.task), rows, by_document
+            task.task.name: task_record.task_record(
+                task, self.example_lengths(task.task), rows, by_document
             )
-            for each in self.tasks
+            for task in self.tasks
         }
 
     def keep_vocabulary(self, folder: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class CachedData:
 
     @property
     def record(self) -> dict[str, Any]:
-        names = [each.task.name for each in self.tasks]
+        names = [task.task.name for task in self.tasks]
         rates = [
             [step, [[name, rate] for name, rate in zip(names, shares, strict=True) if rate]]
             for step, shares in self.rates
@@ -222,7 +222,7 @@ class CachedData:
     @functools.cached_property
     def sources(self) -> list[Source]:
         """The tasks' training splits."""
-        return [self._source(each) for each in self.tasks]
+        return [self._source(task) for task in self.tasks]
 
     def _source(self, each: CachedTask) -> Source:
         name = each.task.name
@@ -282,7 +282,7 @@ class CachedData:
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
         """(updates made before, share of each task) for the first mixture and each change."""
-        manifests = {each.task.name: each.manifest for each in self.tasks}
+        manifests = {task.task.name: task.manifest for task in self.tasks}
         return mixing.rates(self._config, self.sources, manifests, self._caches.knows_sizes)
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
@@ -329,8 +329,8 @@ class CachedData:
         return True
 
     def close(self) -> None:
-        for each in self.tasks:
-            self._caches.close(each)
+        for task in self.tasks:
+            self._caches.close(task)
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
         """Returns the manifest of the shards that evaluations read; waits for them if necessary."""
@@ -339,16 +339,16 @@ class CachedData:
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns a split's windows by task; skips, with a message, tasks without text in it."""
         sets, empty = [], []
-        for each in self.tasks:
-            known = split in each.manifest.splits or len(self.tasks) == 1
-            manifest = self.evaluated(each, split) if known else None
-            maker = self.maker(each, split, True, manifest=manifest) if manifest else None
+        for task in self.tasks:
+            known = split in task.manifest.splits or len(self.tasks) == 1
+            manifest = self.evaluated(task, split) if known else None
+            maker = self.maker(task, split, True, manifest=manifest) if manifest else None
             if maker is None or not len(maker.windows):
-                empty.append(each)
+                empty.append(task)
                 continue
             iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
             batches = -(-len(maker.windows) // batch_size)
-            sets.append(EvaluationSet(each.task.name, batches, iterate))
+            sets.append(EvaluationSet(task.task.name, batches, iterate))
         first = self._first_shards
         if not sets:
             if first and first < empty[0].manifest.plan.shards.get(split, 0):
@@ -381,7 +381,7 @@ class CachedData:
             metrics = tuple(dict.fromkeys((*metric.chosen(judge.metrics), *metrics)))
         if not metrics:
             return []
-        ids = {each.task.name: each.ids for each in self.tasks}
+        ids = {task.task.name: task.ids for task in self.tasks}
         return [
             of_batches(rows.name, rows.iterate, ids[rows.name], metrics, judge)
             for rows in self.evaluation(split, _EXAMPLE_ROWS)
@@ -418,7 +418,7 @@ class CachedData:
             startup.change_line(skips.updates(step), dict(zip(names, changed, strict=True)))
             for step, changed in changes
         )
-        batch, specs = batches[first_step], [each.task for each in self.tasks]
+        batch, specs = batches[first_step], [task.task for task in self.tasks]
         return [
             *lines,
             *startup.skip_lines(self._config.data),

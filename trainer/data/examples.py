@@ -81,13 +81,13 @@ class ExampleSet:
     @property
     def generates(self) -> bool:
         """True if a metric reads generated text."""
-        needed = any(each.generates for each in self.of_outputs)
+        needed = any(output.generates for output in self.of_outputs)
         return bool(self.predicted or self.with_scores or needed)
 
     @property
     def scores_targets(self) -> bool:
         """True if a metric reads the likelihoods of the answers."""
-        return bool(self.scored) or not all(each.generates for each in self.of_outputs)
+        return bool(self.scored) or not all(output.generates for output in self.of_outputs)
 
 
 class Judge(Protocol):
@@ -211,7 +211,7 @@ def rows_of(pairs: Sequence[tuple[np.ndarray, np.ndarray]], converter: Converter
 
 def _padded(sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns int32 [W, N] padded with 0, and lengths int64 [W]."""
-    lengths_W = np.array([len(each) for each in sequences])
+    lengths_W = np.array([len(sequence) for sequence in sequences])
     padded_WN = np.zeros((len(sequences), max(1, lengths_W.max(initial=0))), np.int32)
     for row, each in enumerate(sequences):
         padded_WN[row, : len(each)] = each

@@ -90,7 +90,7 @@ def task_lines(
 def law_lines(tasks: Sequence[CachedTask]) -> Iterator[Line]:
     """Warns if caches of one vocabulary were encoded by several laws of SentencePiece."""
     caches = {
-        each.manifest.plan.law: each.cache for each in tasks if not each.manifest.plan.adopted
+        task.manifest.plan.law: task.cache for task in tasks if not task.manifest.plan.adopted
     }
     if len(caches) > 1:
         by = " and ".join(f"{cache} by law {law}" for law, cache in sorted(caches.items()))
@@ -167,7 +167,7 @@ def phase_lines(phases: Phases, updates: int) -> Iterator[Line]:
 def check_nest(config: Config, tasks: Sequence[CachedTask], caches: Caches) -> None:
     """Raises a UserError for what cannot be read with lengths that change."""
     flag, phases, reading = "--length_schedule", config.phases, config.data
-    if phases.nest not in [each.lengths for each in phases.phases]:
+    if phases.nest not in [phase.lengths for phase in phases.phases]:
         raise UserError(f"{flag}: one phase must have both the longest inputs and targets")
     for name, is_set in (
         ("follow", not caches.knows_sizes),
@@ -178,10 +178,10 @@ def check_nest(config: Config, tasks: Sequence[CachedTask], caches: Caches) -> N
     ):
         if is_set:
             raise UserError(f"{flag} cannot be combined with --{name}: leave out one of the two")
-    for each in tasks:
-        if each.task.objective.unit is DocumentKind.PAIR or each.manifest.plan.rows_are_windows:
+    for task in tasks:
+        if task.task.objective.unit is DocumentKind.PAIR or task.manifest.plan.rows_are_windows:
             raise UserError(
-                f"{flag}: the rows of {each.cache} are windows, so that no other length can be cut "
+                f"{flag}: the rows of {task.cache} are windows, so that no other length can be cut "
                 "from them: build it with --packing=concat"
             )
 

@@ -141,15 +141,15 @@ class _Text:
 
 def _texts(run: Run, split: str) -> dict[str, _Text]:
     texts: dict[str, _Text] = {}
-    for each in run.data.tasks:
-        objective = each.task.objective
+    for task in run.data.tasks:
+        objective = task.task.objective
         if not objective.codes_text:
             continue
-        manifest = run.data.evaluated(each, split)
+        manifest = run.data.evaluated(task, split)
         tokens = manifest.total(split, "tokens") if split in manifest.splits else 0
         if tokens:
             weight = manifest.total(split, "text_bytes") / tokens
-            texts[each.task.name] = _Text(weight, objective.appends_eos, WordCounter(each.ids))
+            texts[task.task.name] = _Text(weight, objective.appends_eos, WordCounter(task.ids))
     return texts
 
 

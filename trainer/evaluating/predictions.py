@@ -34,7 +34,7 @@ class Predicting:
         config = run.config
         self._split, self._program = split, program
         self._limit = config.evaluation.examples
-        self.sets = [each for each in run.data.examples(split) if each.measured]
+        self.sets = [example for example in run.data.examples(split) if example.measured]
         self._decoder: Decoder | None = None
         if not self.sets:
             return
@@ -93,10 +93,10 @@ class Predicting:
         examples = self._examples[task.name]
         if not examples:
             raise UserError(f"the split {self._split} of {task.name} has no examples to evaluate")
-        targets = [each.target for each in examples]
+        targets = [example.target for example in examples]
         lines: list[dict[str, Any]] = [
-            {"task": task.name, "inputs": each.inputs_text, "targets": each.targets_text}
-            for each in examples
+            {"task": task.name, "inputs": example.inputs_text, "targets": example.targets_text}
+            for example in examples
         ]
         values: dict[str, float] = {}
         outputs = Outputs()
@@ -117,7 +117,7 @@ class Predicting:
             for function in task.with_scores:
                 _add(values, task.name, function(targets, predictions, {"scores": scores}))
         if task.scores_targets:
-            pairs = [(each.inputs, each.targets) for each in examples]
+            pairs = [(example.inputs, example.targets) for example in examples]
             likelihoods = self._likelihood(params, pairs).tolist()
             for line, likelihood in zip(lines, likelihoods, strict=True):
                 line["target_score"] = likelihood

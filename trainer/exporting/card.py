@@ -103,7 +103,7 @@ def _origin(run: Run) -> str:
 
 
 def _learns_pairs(run: Run) -> bool:
-    return any(each.manifest.plan.pairs is not None for each in run.data.tasks)
+    return any(task.manifest.plan.pairs is not None for task in run.data.tasks)
 
 
 def _ids_compared(match: Match | None) -> str:
@@ -152,7 +152,7 @@ def example(model: ModelConfig, folder: str, custom_code: bool, pairs: bool = Fa
 def _hub_data_sets(data: Data) -> list[str]:
     if not data.tasks:
         return []
-    texts = (each.manifest.plan.corpus["spec"] for each in data.tasks)
+    texts = (task.manifest.plan.corpus["spec"] for task in data.tasks)
     found = [spec.parse(text).location for text in texts if text.startswith(f"{HUB}:")]
     return list(dict.fromkeys(found))
 
@@ -176,14 +176,14 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
     rows.insert(2, ("corpus tokens seen", f"{_tokens_seen(data, config, step):,}"))
     if len(data.tasks) > 1:
         rows += list(_rates(data, config))
-    for each in data.tasks:
-        rows += _data_rows(each)
+    for task in data.tasks:
+        rows += _data_rows(task)
     return rows
 
 
 def _rates(data: Data, config: Config) -> Iterator[tuple[str, str]]:
     """Yields the share of rows of each task, from each update at which they change."""
-    names = [each.task.name for each in data.tasks]
+    names = [task.task.name for task in data.tasks]
     for begin, shares in data.rates:
         listed = ", ".join(f"{n} {share:.4g}" for n, share in zip(names, shares, strict=True))
         since = config.data.skips.updates(begin) + 1
@@ -193,7 +193,7 @@ def _rates(data: Data, config: Config) -> Iterator[tuple[str, str]]:
 def _lengths(config: Config, step: int) -> str:
     """Returns the lengths of the rows in all updates."""
     last = config.data.skips.batch(step)
-    found = [each.lengths for each in config.phases.stages if each.begin < last]
+    found = [stage.lengths for stage in config.phases.stages if stage.begin < last]
     return ", later ".join(f"inputs {each.inputs}, targets {each.targets}" for each in found)
 
 
@@ -210,13 +210,13 @@ def _tokens_seen(data: Data, config: Config, step: int) -> int:
 def _tokens_to(data: Data, config: Config, batch: int) -> float:
     """Returns the number of corpus tokens in all batches up to this one."""
     total, phases = 0.0, config.phases
-    means = [each.tokens_a_row for each in data.sources]
-    begins = {*(begin for begin, _ in data.rates), *(each.begin for each in phases.phases), batch}
+    means = [source.tokens_a_row for source in data.sources]
+    begins = {*(begin for begin, _ in data.rates), *(phase.begin for phase in phases.phases), batch}
     for first, last in itertools.pairwise(sorted(each for each in begins if each <= batch)):
         shares = [shares for begin, shares in data.rates if begin <= first][-1]
         if phases.nest:  # their windows are as long as each phase's rows
             lengths = phases.of(first + 1).lengths
-            means = [each.task.objective.window_tokens(lengths) for each in data.tasks]
+            means = [task.task.objective.window_tokens(lengths) for task in data.tasks]
         rows = phases.passed(last) - phases.passed(first)
         total += rows * sum(map(operator.mul, shares, means))
     return total

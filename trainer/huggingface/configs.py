@@ -47,7 +47,9 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
         found = _there_and_back(config, first)
     # Ignore multipliers, which can be folded away, and the family, which other fields define.
     changed = ", ".join(
-        each for each in different_fields(found, folded(config)) if not each.startswith("family ")
+        field
+        for field in different_fields(found, folded(config))
+        if not field.startswith("family ")
     )
     return f"transformers has no {config.family} model with {changed or 'these layers'}"
 
@@ -59,11 +61,11 @@ def model_type(config: ModelConfig) -> str | None:
 
 def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
     """Returns the model to write (multipliers folded if needed) and its model_type or None."""
-    for each in dict.fromkeys((config, folded(config))):
+    for fromkey in dict.fromkeys((config, folded(config))):
         for kind in candidates(config.family):
             with contextlib.suppress(KeyError, UserError):
-                if same_model(_there_and_back(each, kind), each):
-                    return each, kind
+                if same_model(_there_and_back(fromkey, kind), fromkey):
+                    return fromkey, kind
     return config, None
 
 

@@ -46,7 +46,7 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
     single = parity.their_logits(theirs)(batch)
     ours = parity.our_logits(model, params)(batch)
     found = parity.compare(lambda _: ours, lambda _: single, [batch])
-    if all(np.ptp(each, axis=-1).max() == 0 for each in ours):  # as a head of zeros makes them
+    if all(np.ptp(logits, axis=-1).max() == 0 for logits in ours):  # as a head of zeros makes them
         return f"{NOT_COMPARED}they are the same for all tokens, so that they tell nothing"
     if found.holds:
         return str(found)

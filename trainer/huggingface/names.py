@@ -186,7 +186,9 @@ _MISSING = {
 
 def _why_missing(name: str, tensors: Mapping[str, np.ndarray], kind: Kind) -> str:
     for beginning, what in {**kind.missing, **_MISSING}.items():
-        if name.startswith(beginning) and not any(each.startswith(beginning) for each in tensors):
+        if name.startswith(beginning) and not any(
+            tensor.startswith(beginning) for tensor in tensors
+        ):
             return f": it is {what}"
     return nearest(name, tensors)
 

@@ -258,7 +258,7 @@ def _first_space(prefix: bool, keeps_spaces: bool, symbols: list[str]) -> list[A
     from tokenizers import Regex, normalizers
 
     # `tokenizers` normalises each symbol too, which must not get a space symbol.
-    every = "|".join("".join(rf"\x{{{ord(char):X}}}" for char in each) for each in symbols)
+    every = "|".join("".join(rf"\x{{{ord(char):X}}}" for char in symbol) for symbol in symbols)
     if prefix and keeps_spaces:
         # As in Llama, a space symbol precedes even a leading space.
         first: Any = normalizers.Prepend(_SPACE)

@@ -53,7 +53,7 @@ class Branch:
     def describe(self) -> str:
         """Returns a description of the beginning."""
         changed = f"; changed: {'; '.join(self.changes)}" if self.changes else ""
-        low, high = (numbers.shown(each, "{:.2g}") for each in self.rates)
+        low, high = (numbers.shown(rate, "{:.2g}") for rate in self.rates)
         rise = f"; the learning rate rises from {low} to {high}"
         return (
             f"branches from {self.folder} after update {self.step}, with its whole state{changed}"
@@ -128,7 +128,7 @@ def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> No
         raise UserError(f"{flag} has another vocabulary than {config.task}: use --init_from")
     old = dict(field_paths.leaves(before))
     groups = {name: getattr(config, name).OF_STATE for name in annexes.entries("tunings")}
-    of_state = (*_OF_STATE, *(f"{name}.{each}" for name in groups for each in groups[name]))
+    of_state = (*_OF_STATE, *(f"{name}.{group}" for name in groups for group in groups[name]))
     for path, value in field_paths.leaves(config):
         other = path.startswith("model.") and old.get(path) != value and path not in _OF_MODEL
         if other and changes(path) == "results":

@@ -59,7 +59,7 @@ class Apart:
                 compiler_options=self._options,
             )
         constants = [self._constants[each] for each in self._read(out, equations)]
-        seeds = [np.asarray(each.val, each.aval.dtype) for each in _seeds(equations)]
+        seeds = [np.asarray(seed.val, seed.aval.dtype) for seed in _seeds(equations)]
         return _PROGRAMS[key](*constants, *seeds)
 
     def _needed(self, out: Var | Literal) -> list[JaxprEqn]:
@@ -75,7 +75,7 @@ class Apart:
 
     def _read(self, out: Var | Literal, equations: Sequence[JaxprEqn]) -> list[Var]:
         """Returns the constants that the equations read, in the order in which they do."""
-        read = [*(each for equation in equations for each in equation.invars), out]
+        read = [*(invar for equation in equations for invar in equation.invars), out]
         own = dict.fromkeys(each for each in read if not isinstance(each, Literal))
         return [each for each in own if each in self._constants]
 

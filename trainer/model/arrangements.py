@@ -94,10 +94,12 @@ def sequential(
     flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
 ) -> Flow:
     """Lets each sublayer read the previous sublayer's output, as in the first Transformer."""
-    for each in sublayers:
-        run = partial(each.run, rows=rows)
-        flow = flow._replace(x_BLD=each.placement.branch(flow.x_BLD, norm(each), run, dropout))
-        if (kept_BM := each.kept(rows)) is not None:
+    for sublayer in sublayers:
+        run = partial(sublayer.run, rows=rows)
+        flow = flow._replace(
+            x_BLD=sublayer.placement.branch(flow.x_BLD, norm(sublayer), run, dropout)
+        )
+        if (kept_BM := sublayer.kept(rows)) is not None:
             flow, rows = flow.keep(kept_BM), take_rows(rows, kept_BM)
     return flow
 
@@ -107,7 +109,7 @@ def parallel(
 ) -> Flow:
     """Adds all outputs to the states, which each sublayer reads through its own norm (GPT-NeoX)."""
     x_BLD = flow.x_BLD
-    outputs = [dropout(each.run(norm(each)(x_BLD), rows=rows)) for each in sublayers]
+    outputs = [dropout(sublayer.run(norm(sublayer)(x_BLD), rows=rows)) for sublayer in sublayers]
     return flow._replace(x_BLD=sum(outputs, start=x_BLD))
 
 
@@ -116,5 +118,5 @@ def parallel_with_one_norm(
 ) -> Flow:
     """Works like `parallel`, with one norm for all sublayers (GPT-J, PaLM)."""
     y_BLD = norm(sublayers[0])(flow.x_BLD)
-    outputs = [dropout(each.run(y_BLD, rows=rows)) for each in sublayers]
+    outputs = [dropout(sublayer.run(y_BLD, rows=rows)) for sublayer in sublayers]
     return flow._replace(x_BLD=sum(outputs, start=flow.x_BLD))

@@ -333,9 +333,9 @@ class ModelConfig:
     def _lengthening(self) -> dict[str, int]:
         choices = self.stack_choices.values()
         return {
-            str(each): number
-            for each in choices
-            if (number := STACK_PARTS[each.name].facts.lengthens(each.options))
+            str(choice): number
+            for choice in choices
+            if (number := STACK_PARTS[choice.name].facts.lengthens(choice.options))
         }
 
     @property

@@ -88,11 +88,11 @@ def _check_sizes(config: Any) -> None:
 
 def _check_changes(config: Any) -> None:
     """Checks that all parts exist, and that no family is changed unless it is changeable."""
-    for each in fields(config):
-        if each.name in _OF_ALL or config.family_facts.changeable or each.default is MISSING:
+    for field in fields(config):
+        if field.name in _OF_ALL or config.family_facts.changeable or field.default is MISSING:
             continue
-        rule = f"{each.default} in family {config.family}"
-        require_of(config, getattr(config, each.name) == each.default, each.name, rule)
+        rule = f"{field.default} in family {config.family}"
+        require_of(config, getattr(config, field.name) == field.default, field.name, rule)
     for slot in SLOTS:
         config.part(slot)
 

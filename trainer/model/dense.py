@@ -234,7 +234,9 @@ class Order(NamedTuple):
 
 def project_joined(projections: Sequence[Dense], x_BLD: Array, order: Order) -> Array:
     """Returns equally wide projections as one array, for kernels that read them where they lie."""
-    kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
+    kernels, biases = zip(
+        *(projection.weights(x_BLD.shape[-1]) for projection in projections), strict=True
+    )
     kernel_DF = side_by_side(kernels, order)
     out_BLF = jnp.einsum("bld,df->blf", x_BLD.astype(kernel_DF.dtype), kernel_DF)
     return _biased(out_BLF, None if biases[0] is None else side_by_side(biases, order))
@@ -246,7 +248,7 @@ def side_by_side(arrays: Sequence[Array], order: Order) -> Array:
     The compiler reads pieces where they lie; a transposition would be a copy.
     """
     shape = arrays[0].shape[:-1]
-    divided = [each.reshape(*shape, order.devices, -1) for each in arrays]
+    divided = [array.reshape(*shape, order.devices, -1) for array in arrays]
     pieces = zip(*(jnp.split(each, order.pieces, -1) for each in divided), strict=True)
     return jnp.concatenate([piece for of_all in pieces for piece in of_all], -1).reshape(*shape, -1)
 

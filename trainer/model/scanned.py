@@ -79,8 +79,8 @@ class _Taped:
         known, self.derivation = _derivable(jaxpr, self.shared)
         variables = dict.fromkeys(each for each in self.read if isinstance(each, Var))
         inputs = {*self.shared, *self.own}
-        self.derived = [each for each in variables if each in known - inputs]
-        self.stacked = [each for each in variables if each not in known | inputs]
+        self.derived = [variable for variable in variables if variable in known - inputs]
+        self.stacked = [variable for variable in variables if variable not in known | inputs]
 
     def forward(self, shared: Leaves, states: Leaves, own: Leaves) -> tuple[Any, Partial]:
         """Returns the scan's results and its backward pass."""
@@ -141,10 +141,10 @@ def _blank(shape: tuple[int, ...], dtype: Any) -> Array:
 def _derivable(jaxpr: Jaxpr, shared: Sequence[Var]) -> tuple[set[Var], Jaxpr]:
     """Returns the variables that depend on no other inputs, and the program that computes them."""
     known, equations = {*jaxpr.constvars, *shared}, []
-    for each in jaxpr.eqns:
-        if not each.effects and all(isinstance(v, Literal) or v in known for v in each.invars):
-            known.update(each.outvars)
-            equations.append(each)
+    for eqn in jaxpr.eqns:
+        if not eqn.effects and all(isinstance(v, Literal) or v in known for v in eqn.invars):
+            known.update(eqn.outvars)
+            equations.append(eqn)
     return known, jaxpr.replace(invars=shared, eqns=equations)
 
 

@@ -72,9 +72,9 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         """Returns the shortest text that `Slot.parse` reads as this choice."""
         changed = [
-            f"{each.name}={_text(getattr(self.options, each.name))}"
-            for each in dataclasses.fields(self.options)
-            if getattr(self.options, each.name) != each.default
+            f"{field.name}={_text(getattr(self.options, field.name))}"
+            for field in dataclasses.fields(self.options)
+            if getattr(self.options, field.name) != field.default
         ]
         return ":".join([self.name, *[",".join(changed)] * bool(changed)])
 
@@ -111,8 +111,8 @@ def several(slot: Slot, text: str) -> dict[str, Choice]:
 
     "none" is no choice.
     """
-    choices = [slot.parse(each) for each in text.split("+")]
-    found = {each.name: each for each in choices}
+    choices = [slot.parse(word) for word in text.split("+")]
+    found = {choice.name: choice for choice in choices}
     if len(found) < len(choices):
         raise Rejected(slot.field, text, "parts joined by +, each once")
     return {name: found[name] for name in slot if name in found and name != "none"}
@@ -151,7 +151,7 @@ def _parse(slot: str, text: str, name: str, rest: str, kind: type) -> Choice:
 @cache
 def _declared(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _text(value: Any) -> str:
@@ -168,7 +168,7 @@ def add_part(model: dict[str, Any], part: Choice) -> None:
 
 def reject_changed(options: Any, when: str, *names: str) -> None:
     """Rejects options that are not read but differ from their defaults; `when` says when."""
-    defaults = {each.name: each.default for each in dataclasses.fields(options)}
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in names:
         if getattr(options, name) != defaults[name]:
             raise Rejected(name, getattr(options, name), f"left out {when}")

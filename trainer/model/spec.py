@@ -179,7 +179,8 @@ def _stack(
 ) -> StackSpec:
     """Returns a stack of `count` layers with these `slots` and cross-attention's `hook`."""
     built = (
-        STACK_PARTS[each.name].build(config, each.options) for each in config.stack_choices.values()
+        STACK_PARTS[choice.name].build(config, choice.options)
+        for choice in config.stack_choices.values()
     )
     parts = tuple(part for part in built if not part.encoder_only or role == ENCODER)
     hooks = [] if hook is None else [hook]

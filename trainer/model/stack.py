@@ -137,7 +137,7 @@ class Stack(nn.Module):
         scheme = self.spec.position if at.position is None else at.position
         if scheme.per_layer:
             return Positions()
-        name, alike = scheme.name, [each for each in views if each.position == at.position]
+        name, alike = scheme.name, [view for view in views if view.position == at.position]
         # Each number of heads needs its own bias table.
         for each in alike:
             found = views[each].positions

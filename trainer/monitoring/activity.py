@@ -78,14 +78,14 @@ class Activity:
 
     def tell(self, name: str, message: str = "", step: int | None = None) -> None:
         """Tells all listeners of an event, after `step` updates or those made so far."""
-        for each in self.listeners:
-            each(Event(name, self.step if step is None else step, message))
+        for listener in self.listeners:
+            listener(Event(name, self.step if step is None else step, message))
 
     def ends(self, message: str) -> None:
         """Tells of a failure that ends the process at once, and lets the listeners finish."""
         self.tell(FAILED, message)
-        for each in self.endings:
-            each()
+        for ending in self.endings:
+            ending()
 
     def enter(self, kind: str | None, words: str) -> None:
         """Begins an activity inside the present one; None counts as the same kind."""

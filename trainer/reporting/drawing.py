@@ -54,7 +54,7 @@ def draw_metrics(
 
     pyplot = load_pyplot()
     values = (values for by_split in results.values() for values in by_split.values())
-    names = dict.fromkeys(name for each in values for name in each if name not in TOKEN_METRICS)
+    names = dict.fromkeys(name for value in values for name in value if name not in TOKEN_METRICS)
     panels = ["loss", "accuracy", *names]
     figure, grid = pyplot.subplots(
         len(panels), figsize=(8, 2.4 * len(panels)), dpi=120, layout="constrained", sharex=True

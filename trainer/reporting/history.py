@@ -177,10 +177,10 @@ def load_all(folders: Sequence[str]) -> list[History]:
     for one, other in itertools.combinations(parts, 2):
         if one == other:
             raise UserError(f"{'/'.join(one)} is named twice: name each run once")
-    while len(parts) > 1 < min(map(len, parts)) and len({each[-1] for each in parts}) == 1:
-        parts = [each[:-1] for each in parts]  # "a/model" and "b/model" are a and b
+    while len(parts) > 1 < min(map(len, parts)) and len({part[-1] for part in parts}) == 1:
+        parts = [part[:-1] for part in parts]  # "a/model" and "b/model" are a and b
     for length in itertools.count(1):
-        names = ["/".join(each[-length:]) for each in parts]
+        names = ["/".join(part[-length:]) for part in parts]
         if len(set(names)) == len(names):
             break
     return [load(folder, name) for folder, name in zip(folders, names, strict=True)]
@@ -188,9 +188,9 @@ def load_all(folders: Sequence[str]) -> list[History]:
 
 def differences(histories: Sequence[History]) -> list[tuple[str, list[Any]]]:
     """Returns (field path, value or "–" in each run) for differing fields, except model_dir."""
-    leaves = [dict(field_paths.leaves(each.config)) for each in histories]
-    paths = dict.fromkeys(path for each in leaves for path in each)
-    rows = [(path, [each.get(path, "–") for each in leaves]) for path in paths]
+    leaves = [dict(field_paths.leaves(history.config)) for history in histories]
+    paths = dict.fromkeys(path for leaf in leaves for path in leaf)
+    rows = [(path, [leaf.get(path, "–") for leaf in leaves]) for path in paths]
     return [
         (path, values)
         for path, values in rows

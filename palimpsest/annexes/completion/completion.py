@@ -81,4 +81,4 @@ def _values(words: list[str], last: str) -> Iterator[str]:
             text = last.partition("=")[2]
             is_bool = flag.declared is bool
             choices = ("true", "false") if is_bool else map(str, flag.field.metadata["choices"])
-            yield from (f"--{flag.name}={each}" for each in choices if each.startswith(text))
+            yield from (f"--{flag.name}={choice}" for choice in choices if choice.startswith(text))

@@ -117,6 +117,6 @@ def _row(given: Any, name: str) -> dict[Any, Any]:
     members = tuple(each for each in (*_TEXT, *SIDES) if each in row)
     if members not in (_TEXT, SIDES) or not all(isinstance(row[each], str) for each in members):
         raise UserError(f"{name} is {texts.shown(given)}: {_KINDS}")
-    for each in members:
-        texts.checked(row[each], name)
+    for member in members:
+        texts.checked(row[member], name)
     return row

@@ -97,14 +97,14 @@ class Flowing:
         flowing = getattr(self, f"_{kind}")(of, typed)
         found = {flag: texts for flag, texts in {**flowing, **typed}.items() if any(texts)}
         if kind in RUNS:
-            read = [each.partition("=")[0] for each in found.get("task", ("",))[0].split(",")]
+            read = [word.partition("=")[0] for word in found.get("task", ("",))[0].split(",")]
             makers = {task: self._makers(task) for task in read if task}
             needs += dict.fromkeys(f"cache.{each}" for found in makers.values() for each in found)
             keys = {key.replace("-", "_") for key in self.given[name]}
             elsewhere = keys & {"cache_dir", "task_module", "gin_file"}
             for task in makers if self._caches() and not elsewhere else ():
                 if not makers[task] and task not in registry.tasks() and ":" not in task:
-                    tasks = [self._task_of(each) for each in self._caches()]
+                    tasks = [self._task_of(cache) for cache in self._caches()]
                     raise UserError(
                         f"--task={task}: no [cache] makes it{nearest(task, tasks)}; they make "
                         f"{', '.join(tasks)}"
@@ -262,7 +262,7 @@ class Flowing:
 
     def _makers(self, task: str) -> list[str]:
         """Returns the caches of a task, or those that have a cache of it for a language."""
-        tasks = {each: self._task_of(each) for each in self._caches()}
+        tasks = {cache: self._task_of(cache) for cache in self._caches()}
         exact = [each for each in tasks if tasks[each] == task]
         ending = objective_of(task) or ""
         return exact or [
@@ -277,9 +277,9 @@ class Flowing:
     def _tasks_of_run(self) -> list[str]:
         """Returns the tasks that [pretrain] reads: its own, or those that no [finetune] reads."""
         if (own := self._keys(_MODEL, "task")[0]) is not None:
-            return [each.partition("=")[0] for each in str(own).split(",")]
+            return [word.partition("=")[0] for word in str(own).split(",")]
         tuned = {name.partition(".")[2] for name in self.given if name.startswith("finetune.")}
-        return [self._task_of(each) for each in self._caches() if each not in tuned]
+        return [self._task_of(cache) for cache in self._caches() if cache not in tuned]
 
     def _trained(self, tasks: list[str], folder: str) -> Flags:
         found: Flags = {"task": (",".join(tasks),)}
@@ -292,7 +292,7 @@ class Flowing:
             if name.startswith("finetune."):
                 self._check_cache_of(name)
         tasks = self._tasks_of_run()
-        several = [each for each in self._caches() if self._has_languages(each)]
+        several = [cache for cache in self._caches() if self._has_languages(cache)]
         if "task" not in typed and len(tasks) > 1 and several:
             raise UserError(
                 f"[cache.{several[0]}] has several languages, which are sampled as the only task: "
@@ -348,7 +348,7 @@ class Flowing:
 
 
 def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(each, str) for each in values)
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def own_task(task: str, name: str) -> str:

@@ -42,8 +42,8 @@ def read(recipe: Recipe) -> dict[str, Any]:
     value = files.read_json(str(path))
     stages = value.get("stages") if isinstance(value, dict) else None
     whole = isinstance(stages, dict) and all(
-        isinstance(each, dict) and {"command", "flags", "made"} <= each.keys()
-        for each in stages.values()
+        isinstance(stage, dict) and {"command", "flags", "made"} <= stage.keys()
+        for stage in stages.values()
     )
     if not whole or value.get("format") != _FORMAT or "software" not in value:
         raise UserError(
@@ -67,7 +67,7 @@ def write(recipe: Recipe, made: Mapping[str, Product | None]) -> None:
         old, given = before.get(stage.name), ours[stage.name]
         if not old or not old.items() >= given.items():
             continue
-        if all(stages.get(each) == before.get(each) for each in stage.needs):
+        if all(stages.get(need) == before.get(need) for need in stage.needs):
             stages.setdefault(stage.name, old)
     files.write_json(
         str(path_of(recipe)), {"format": _FORMAT, "software": software(), "stages": stages}

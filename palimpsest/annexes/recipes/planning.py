@@ -120,7 +120,7 @@ def _of_build(stage: Stage, missing: Sequence[str]) -> Planned:
         return Planned(note=_not_read(error).replace(f"[{stage.name}] ", ""))
     found = [json.loads(line) for line in lines if line.startswith("{")]
     counts = [of_split for each in found for of_split in each["counts"].values()]
-    documents = sum(each["documents"] for each in counts)
+    documents = sum(count["documents"] for count in counts)
     size = sum(each["bytes"] for each in found)
     if missing:
         return Planned(documents, size=size, note=f"the rest needs {' and '.join(missing)}")
@@ -128,7 +128,7 @@ def _of_build(stage: Stage, missing: Sequence[str]) -> Planned:
     dollars = [each["dollars"] for each in found if each["dollars"] is not None]
     return Planned(
         documents,
-        sum(each["tokens"] for each in counts),
+        sum(count["tokens"] for count in counts),
         size,
         sum(seconds) / 3600 if seconds else None,
         sum(dollars) if dollars else None,

@@ -47,7 +47,7 @@ def places(stage: Stage) -> list[str]:
     cache_dir, _, task = stage.output.rpartition("/")
     names = languages.specs(stage.flags["corpus"], stage.flags.get("languages", (None,))[0])
     of_languages = (language_set.cache_of(task, name) for name in names if name)
-    return [stage.output, *(files.join(cache_dir, each) for each in of_languages)]
+    return [stage.output, *(files.join(cache_dir, language) for language in of_languages)]
 
 
 def sizes(stage: Stage, made: Product) -> Sizes:
@@ -119,7 +119,7 @@ def _vocabulary(stage: Stage) -> Product | None:
 def _cache(stage: Stage) -> Product:
     cache_dir, _, task = stage.output.rpartition("/")
     names = language_set.languages(cache_dir, task)
-    tasks = [language_set.cache_of(task, each) for each in names] or [task]
+    tasks = [language_set.cache_of(task, name) for name in names] or [task]
     return {each: _of_cache(files.join(cache_dir, each)) for each in tasks}
 
 
@@ -149,7 +149,7 @@ def _corpus(record: Mapping[str, Any]) -> Product:
         # Its name depends on the folder in which a pattern begins.
         states = ({key: each[key] for key in each if key != "name"} for each in listed)
         found["files"] = len(listed)
-        found["sha256"] = _hash(sorted(json.dumps(each, sort_keys=True) for each in states))
+        found["sha256"] = _hash(sorted(json.dumps(state, sort_keys=True) for state in states))
     return found
 
 

@@ -94,9 +94,9 @@ class Recipe:
     def after(self, changed: Sequence[Stage]) -> list[Stage]:
         """Returns `changed` and all stages that read their outputs, directly or not, in order."""
         names = {each.name for each in changed}
-        for each in self.stages:  # a stage comes after those that it needs
-            if names & {*each.needs}:
-                names.add(each.name)
+        for stage in self.stages:  # a stage comes after those that it needs
+            if names & {*stage.needs}:
+                names.add(stage.name)
         return [each for each in self.stages if each.name in names]
 
 
@@ -227,7 +227,7 @@ def _head(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def _named(kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the flat tables in the table of a kind by name; "" has its own keys."""
     always = kind in (_CORPUS, *derived_flags.NAMED)
-    groups = set() if always else {each.group for each in _flags(KINDS[kind].command)}
+    groups = set() if always else {flag.group for flag in _flags(KINDS[kind].command)}
     inner = {
         name: value
         for name, value in table.items()

@@ -267,10 +267,10 @@ def _manifest(
         folder = os.path.abspath(files.local_path(folder))
     every = [shard for each in shards.values() for shard in each]
     counts = [shard.adopted for shard in every if shard.adopted]
-    ends, empty = (sum(getattr(each, of) for each in counts) for of in ("targets_ends", "empty"))
+    ends, empty = (sum(getattr(count, of) for count in counts) for of in ("targets_ends", "empty"))
     full = sum(shard.rows for shard in every) - empty
     entries = [sorted(as_json(shard)["files"].items()) for shard in every]
-    pieces = max(each.ids for each in counts)
+    pieces = max(count.ids for count in counts)
     unknown = VocabularyRecord(sha256="", pieces=pieces, extra_ids=0, sentinels=0)
     version = {found.program: found.version} if found.version else {}
     plan = Plan(
@@ -308,10 +308,10 @@ def summary(found: Found, manifest: CacheManifest) -> list[str]:
         lines.append(f"not read: the features {', '.join(found.unread)}")
     eos = "EOS" if plan.vocabulary.sha256 or found.is_pairs else f"id {EOS_ID}"
     for side in plan.unit.columns if found.is_pairs else ("targets",):
-        ends = sum(getattr(each, f"{side}_ends") for each in counts)
+        ends = sum(getattr(count, f"{side}_ends") for count in counts)
         what = ", which is left out, as the objective adds one" if found.is_pairs and ends else ""
         lines.append(f"{side}: {ends:,} of {rows:,} rows end in {eos}{what}")
-    zeros, empty = (sum(getattr(each, name) for each in counts) for name in ("zeros", "empty"))
+    zeros, empty = (sum(getattr(count, name) for count in counts) for name in ("zeros", "empty"))
     if zeros and plan.vocabulary.special_ids.zero_pads:
         lines.append(f"warning: {zeros:,} ids are 0, which is padding here and has no loss")
     if empty:

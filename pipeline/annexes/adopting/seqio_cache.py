@@ -143,7 +143,7 @@ def _features(path: str, info: dict[str, Any]) -> set[str]:
 
 def _first_has_inputs(folder: str, shards: dict[str, tuple[str, ...]]) -> bool:
     """Returns whether the first row has inputs, which are empty for plain text."""
-    for name in [*shards.get("train", ()), *(name for each in shards.values() for name in each)]:
+    for name in [*shards.get("train", ()), *(name for shard in shards.values() for name in shard)]:
         path = files.join(folder, name)
         with files.open_read(path) as file:
             head = file.read(12)

@@ -29,7 +29,7 @@ class AdoptedChecker:
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
         """Checks file `index` of `split`; a file that cannot be read raises an OSError."""
         rows = shard_file(split, "rows", index, self._plan.shards[split])
-        name = next((each for each in shard.files if each != rows), "")
+        name = next((file for file in shard.files if file != rows), "")
         checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
         if set(shard.files) != {rows, name}:  # the manifest contradicts itself
             return checked

@@ -66,9 +66,9 @@ def text(job: Job, result: Result, summaries: list[Summary]) -> str:
     if (expected := _false_positives(job, result)) is not None:
         words = f"expected false positives (less than {rules.wanted:.2f} similar to the kept one)"
         rows.append((words, f"{expected:.2%}"))
-    for each in summaries:
-        short = f", {each.short:,} shorter than {rules.ngram} words" if each.short else ""
-        rows.append((f"against {each.corpus}", f"{each.examples:,} examples{short}"))
+    for summary in summaries:
+        short = f", {summary.short:,} shorter than {rules.ngram} words" if summary.short else ""
+        rows.append((f"against {summary.corpus}", f"{summary.examples:,} examples{short}"))
     if counts["repeated"]:
         rows.append(("ids shared by several documents", f"{counts['repeated']:,}"))
     return table(("", ""), rows)

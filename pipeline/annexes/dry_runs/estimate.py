@@ -240,9 +240,9 @@ def _scale_up(
             for name in names:
                 shards = [each.shards[split] for each in mine]
                 if name == "disk":
-                    values = [sum(file.bytes for file in each.files.values()) for each in shards]
+                    values = [sum(file.bytes for file in shard.files.values()) for shard in shards]
                 else:
-                    values = [getattr(each, name) for each in shards]
+                    values = [getattr(shard, name) for shard in shards]
                 nominal = name == "documents"
                 sizes = [each.piece.bytes if nominal else _text(each) for each in mine]
                 # A sample without any text says nothing by its text.

@@ -220,7 +220,7 @@ def resolve(
             records += [_record(*each, module, unit) for each in _parsed(text)]
         except ValueError as error:
             raise UserError(f"--filter={text}: {error}") from error
-    called = [(each.label, side) for each in records for side in sides_of(each)]
+    called = [(record.label, side) for record in records for side in sides_of(record)]
     for label, side in called:
         if called.count((label, side)) > 1:
             raise UserError(
@@ -272,9 +272,9 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
     tables = value.get("filter")
     if value.keys() != {"filter"} or not isinstance(tables, list) or not tables:
         raise ValueError("it must have tables [[filter]] and nothing else")
-    if not all(isinstance(each, dict) and isinstance(each.get("set"), str) for each in tables):
+    if not all(isinstance(table, dict) and isinstance(table.get("set"), str) for table in tables):
         raise ValueError('each [[filter]] needs a set, such as set = "gopher"')
-    return [(each["set"], {key: each[key] for key in each if key != "set"}) for each in tables]
+    return [(table["set"], {key: table[key] for key in table if key != "set"}) for table in tables]
 
 
 def _record(
@@ -375,7 +375,9 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _check(name: str, settings: dict[str, Any]) -> None:
-    if unknown := [each for each in settings.get("scripts", ()) if each not in kernels.scripts()]:
+    if unknown := [
+        setting for setting in settings.get("scripts", ()) if setting not in kernels.scripts()
+    ]:
         close = nearest(unknown[0], kernels.scripts())
         raise ValueError(f"there is no script {unknown[0]}{close}")
     words = {word for text in settings.get("stop_words", ()) for word in text.lower().split()}
@@ -403,7 +405,7 @@ def _function_state(name: str, module: str | None) -> dict[str, str]:
         raise ValueError(f"it needs --task_module, the module that defines {name}")
     loaded = registry.load(module)
     if not callable(getattr(loaded, name, None)):
-        known = [each for each in vars(loaded) if callable(getattr(loaded, each))]
+        known = [var for var in vars(loaded) if callable(getattr(loaded, var))]
         raise ValueError(f"{module} has no function {name}{nearest(name, known)}")
     if not loaded.__file__:
         raise ValueError(f"{module} is not a file, so a plan cannot name its content")

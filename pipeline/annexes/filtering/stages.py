@@ -172,8 +172,8 @@ class Filters:
     def __init__(self, records: Sequence[FilterRecord]):
         self._records = records
         self.tally: Counter[tuple[str, str]] = Counter()
-        for each in records:
-            _check(each)
+        for record in records:
+            _check(record)
 
     def __call__(
         self, batch: pa.RecordBatch, quarantine: Callable[..., None], edits: Counter[str]
@@ -209,7 +209,7 @@ class Filters:
                 batch.column("place")[row].as_py(),
                 reasons[row],
                 value=values[row],
-                text=_BETWEEN.join(each[row].as_py()[:_EXCERPT] for each in texts.values()),
+                text=_BETWEEN.join(text[row].as_py()[:_EXCERPT] for text in texts.values()),
             )
         for name, each in texts.items():
             if columns[name].null_count:

@@ -96,7 +96,7 @@ class Statistics:
         return _OF_LINES[name](self)
 
     def bullet_lines(self, bullets: str) -> np.ndarray:
-        codes = np.array([ord(each) for each in bullets], np.uint32)
+        codes = np.array([ord(bullet) for bullet in bullets], np.uint32)
         return self._of_lines(np.isin(self.lines["first"], codes))
 
     def short_lines(self, characters: int) -> np.ndarray:
@@ -127,7 +127,7 @@ class Statistics:
         lines = self.lines
         kept = np.ones(len(lines), bool)
         if end_marks:
-            marks = np.array([ord(each) for each in end_marks], np.uint32)
+            marks = np.array([ord(mark) for mark in end_marks], np.uint32)
             kept = np.isin(lines["last"], marks) & ~lines["ellipsis"]
         begins, ends = (np.ascontiguousarray(lines[name]) for name in ("begin", "end"))
         bits, (coded, coded_ends) = kernels.properties()[0], _coded(phrases)

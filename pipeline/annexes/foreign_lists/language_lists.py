@@ -87,7 +87,7 @@ def _in_force(cache_dir: str, task: str, language: str, scratch: str) -> list[Gi
     entries = _entries(folder)
     if not entries:
         return _of_sibling(cache_dir, task, language, scratch)
-    names = (each["languages"].get(language, each["others"]) for each in entries)
+    names = (entry["languages"].get(language, entry["others"]) for entry in entries)
     paths = [files.join(folder, name) for name in names if name]
     return [dataclasses.replace(lists.given_at(path, scratch), again=True) for path in paths]
 

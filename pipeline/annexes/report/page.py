@@ -90,11 +90,11 @@ def _pairs(manifest: CacheManifest) -> str:
     rows = []
     for split, shards in manifest.splits.items():
         counts = [shard.pairs for shard in shards if shard.pairs]
-        inputs = sum(each.inputs_tokens for each in counts)
+        inputs = sum(count.inputs_tokens for count in counts)
         tokens = {"inputs": inputs, "targets": manifest.total(split, "text_tokens") - inputs}
         for side, number in tokens.items():
-            longest = max(getattr(each, f"longest_{side}") for each in counts)
-            cut = sum(getattr(each, f"cut_{side}") for each in counts)
+            longest = max(getattr(count, f"longest_{side}") for count in counts)
+            cut = sum(getattr(count, f"cut_{side}") for count in counts)
             rows.append((split, side, f"{number:,}", f"{longest:,}", f"{cut:,}"))
     return html_page.table("Sides", ("split", "side", "tokens", "longest", "cut"), rows)
 

@@ -81,7 +81,7 @@ def _members(spec: CorpusSpec, file: SourceFile) -> Generator[Member, None, None
         is_zip = compression.is_zip(handle)
         for name, data in _of_zip(handle) if is_zip else _of_tar(handle, file.path):
             name = name.removeprefix("./")
-            if any(each.startswith(".") for each in name.split("/")):
+            if any(word.startswith(".") for word in name.split("/")):
                 continue
             if spec.split and splits.split_of(f"{file.name}/{name}") != file.split:
                 raise UserError(

@@ -167,7 +167,7 @@ def long_cloze(texts: _Texts, count: int, wrong: int, draw: random.Random) -> It
 
 def order(texts: _Texts, count: int, wrong: int, draw: random.Random) -> Iterator[Question]:
     """Yields pairs of texts, one with two neighbouring words exchanged."""
-    places = [each for each in texts.spans(2) if len(set(texts.span(each))) == 2]
+    places = [span for span in texts.spans(2) if len(set(texts.span(span))) == 2]
     for place in draw.sample(places, min(count, len(places))):
         a, b = texts.span(place)
         before, after = texts.around(place, _CONTEXT // 2, _CONTEXT // 2)

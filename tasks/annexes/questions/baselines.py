@@ -65,7 +65,7 @@ def of_choices(questions: Sequence[Question]) -> Baselines:
 
 def of_texts(questions: Sequence[Question]) -> Baselines:
     """Returns bits per byte of the second halves."""
-    halves = [(each.before.encode(), each.right.encode()) for each in questions]
+    halves = [(question.before.encode(), question.right.encode()) for question in questions]
     counts = Counter(byte for _, second in halves for byte in second)
     total = max(1, counts.total())
     entropy = -math.fsum(n / total * math.log2(n / total) for n in counts.values())

@@ -107,7 +107,7 @@ def line(question: Question) -> dict[str, Any]:
 
 def write(path: str, questions: Iterable[Question]) -> None:
     """Writes a file of questions."""
-    lines = (json.dumps(line(each), ensure_ascii=False) + "\n" for each in questions)
+    lines = (json.dumps(line(question), ensure_ascii=False) + "\n" for question in questions)
     files.write_bytes(path, "".join(lines).encode())
 
 
@@ -146,7 +146,7 @@ def of_line(value: Any, place: str) -> Question:
         before, after = cloze.split(GAP)
     if not (isinstance(before, str) and isinstance(after, str) and isinstance(choices, list)):
         raise UserError(f"{place}: {_FORMS}")
-    texts = [str(each) for each in choices if isinstance(each, str | int | float)]
+    texts = [str(choice) for choice in choices if isinstance(choice, str | int | float)]
     if not all(map(str.strip, texts)) or len(texts) != len(choices):
         raise UserError(f"{place}: choices must be texts, none of them empty")
     if type(answer) is not int or not 0 <= answer < len(texts) or len(texts) < 2:

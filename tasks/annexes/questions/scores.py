@@ -129,7 +129,7 @@ def write(file: str, answered: Sequence[Answered]) -> None:
         }
         for each in [*others, *answered]
     )
-    text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     files.make_folder(file.rpartition("/")[0])
     files.write_bytes(file, text.encode())
 

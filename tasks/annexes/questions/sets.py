@@ -23,7 +23,7 @@ _FORMS = "a suite ({names}), a FILE.jsonl, a folder of them, or a SPEC of a corp
 
 def names() -> list[str]:
     """Returns the names of the suites that come with the package."""
-    return sorted(each.name for each in _OWN.iterdir() if each.is_dir())
+    return sorted(path.name for path in _OWN.iterdir() if path.is_dir())
 
 
 def load(suites: str, limit: int | None = None, flag: str = "--suite") -> dict[str, list[Question]]:
@@ -113,7 +113,7 @@ def rows_with_splits(spec: str, limit: int | None = None) -> list[tuple[str, dic
     """Returns (split, columns) of each usable document of a corpus."""
     from tasks.reading import sources
 
-    filled = (each for each in sources.documents(spec) if _filled(each[1]))
+    filled = (document for document in sources.documents(spec) if _filled(document[1]))
     return list(itertools.islice(filled, limit))
 
 

@@ -34,7 +34,7 @@ def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
             "macro_f1, or set --evaluation.supervised to the task that makes labels from texts"
         )
     right = [_positive(each) or False for each in targets]
-    given = [_positive(each) for each in predictions]
+    given = [_positive(prediction) for prediction in predictions]
     given = [
         not target if each is None else each for target, each in zip(right, given, strict=True)
     ]
@@ -82,7 +82,10 @@ def spearman(targets: Sequence[float], predictions: Sequence[float]) -> dict[str
 
 
 def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> float:
-    sides = [_number(each) for each in targets], [_number(each) for each in predictions]
+    sides = (
+        [_number(target) for target in targets],
+        [_number(prediction) for prediction in predictions],
+    )
     if any(len(set(side)) < 2 for side in sides):
         return 0.0
     from scipy import stats

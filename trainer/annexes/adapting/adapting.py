@@ -77,7 +77,7 @@ def adapted(
 
 def _check_alike(decoder: ModelConfig, encoder: ModelConfig, flag: str, source: str) -> None:
     others = {*SIZES, "num_decoder_layers", "max_positions"}
-    names = [each.name for each in fields(decoder) if each.name not in others]
+    names = [field.name for field in fields(decoder) if field.name not in others]
     if differ := [name for name in names if getattr(decoder, name) != getattr(encoder, name)]:
         raise UserError(
             f"{flag} differs from {source} in {', '.join(differ)}: stacks may differ in "

@@ -132,7 +132,7 @@ class Sightings:
             # Filter in Arrow: there may be a billion ids.
             ids = table.column("id")
             table = table.filter(pc.or_(pc.is_in(ids, listed), pc.match_substring(ids, _PART)))
-            for name, *place in zip(*(each.to_pylist() for each in table.columns), strict=True):
+            for name, *place in zip(*(column.to_pylist() for column in table.columns), strict=True):
                 name = name if name in documents else _DOCUMENT_PART.sub("", name)
                 if name in documents:
                     for window in source.maker.windows.holding(shard, *place):

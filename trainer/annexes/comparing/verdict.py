@@ -28,7 +28,7 @@ class Verdict:
     def differing(self) -> list[str]:
         """The layers that differ, in the order of causes."""
         found = {
-            CONFIGURATION: any(each.effect != settings.NONE for each in self.settings),
+            CONFIGURATION: any(setting.effect != settings.NONE for setting in self.settings),
             DATA: bool(self.data.records or self.data.batch),
             STEP: self.steps.first is not None,
             TENSOR: self.tensors.step is not None,
@@ -109,7 +109,7 @@ def as_json(found: Verdict) -> dict[str, Any]:
         "same": not found.first,
         "first": found.first or None,
         "differing": found.differing,
-        "configuration": [each._asdict() for each in found.settings],
+        "configuration": [setting._asdict() for setting in found.settings],
         "software": [list(each) for each in found.software],
         "data": dataclasses.asdict(found.data),
         "step": {

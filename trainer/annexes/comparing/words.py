@@ -51,7 +51,7 @@ def _verdict(found: Verdict) -> str:
 
 
 def _configuration(found: Verdict) -> Iterator[str]:
-    changed = [each for each in found.settings if each.effect != settings.NONE]
+    changed = [setting for setting in found.settings if setting.effect != settings.NONE]
     names = {settings.RESULTS: "results", settings.ROUNDING: "rounding", settings.NONE: "nothing"}
     fields = "1 field differs" if len(changed) == 1 else f"{len(changed)} fields differ"
     yield fields if changed else "the same"
@@ -120,8 +120,8 @@ def _tensors(found: Verdict) -> Iterator[str]:
         for name, (a, b) in tensors.counts.items():
             fewer = "B" if b < a else "A"
             yield f"{name} is {a:,} and {b:,}: {fewer} made {abs(a - b):,} fewer"
-        for each in tensors.differences[:_SHOWN]:
-            yield _array(each)
+        for difference in tensors.differences[:_SHOWN]:
+            yield _array(difference)
         if count > _SHOWN:
             yield f"… and {count - _SHOWN} more"
     yield from (f"note: {note}" for note in tensors.notes)

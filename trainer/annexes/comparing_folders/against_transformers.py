@@ -68,7 +68,7 @@ def main() -> None:
 
 def _too_large(folder: str) -> str | None:
     facts = parameter_facts(model_spec(huggingface.model_config(folder)))
-    size = 4 * sum(math.prod(each.shape) for each in facts.values())
+    size = 4 * sum(math.prod(fact.shape) for fact in facts.values())
     free = _free_bytes()
     if _COPIES * size <= free:
         return None

@@ -41,9 +41,9 @@ class UnfinishedCaches(Caches):
             )
         if self.config.mixing.max_epochs is not None or any(each.max_epochs for each in mixtures):
             raise UserError(f"--mixing.max_epochs {follow}: sizes are not known yet; leave out one")
-        for each in mixtures:
-            free = [name for name, rate in each.tasks if rate is None]
-            if len(each.tasks) > 1 and free:
+        for mixture in mixtures:
+            free = [name for name, rate in mixture.tasks if rate is None]
+            if len(mixture.tasks) > 1 and free:
                 raise UserError(
                     f"--task {follow}: the rate of {free[0]} follows from its size, which is not "
                     "known yet; give every task a rate, such as a=0.7,b=0.3"

@@ -132,7 +132,7 @@ class _Reader:
         """Reads a file; `above` has (name, real path) of each including file."""
         beside = [os.path.dirname(path) for _, path in above[-1:]]
         candidates = [os.path.join(folder, name) for folder in [*self._folders, *beside]]
-        path = next((each for each in candidates if os.path.isfile(each)), None)
+        path = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
         if path is None:
             self.found.bindings += self._described(name, named_at)
             return
@@ -282,8 +282,8 @@ class Macros:
     def __init__(self, bindings: Iterable[Binding]):
         bindings = list(bindings)
         # gin's rule: the last binding wins.
-        self._bound = {each.name: each for each in bindings if not each.argument}
-        self._values = [each.value for each in bindings]
+        self._bound = {binding.name: binding for binding in bindings if not binding.argument}
+        self._values = [binding.value for binding in bindings]
         self._read: set[str] = set()
 
     def named(self) -> set[str]:

@@ -85,7 +85,7 @@ def _read_t5x(statements: Statements, preset: str | None) -> Reading:
 
 def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Binding]:
     """Returns bindings for macros that our flags set and the files leave unset."""
-    values = {each.name: each.value for each in bindings if not each.argument}
+    values = {binding.name: binding.value for binding in bindings if not binding.argument}
     given = []
     for macro, name in reader.OURS.items():
         text = _flag(overrides, name)

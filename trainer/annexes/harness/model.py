@@ -287,7 +287,7 @@ def _form(run: Run, given: str | None, reads_inputs: bool) -> str | None:
         return None
     data, spans = run.data, set[bool]()
     if data.tasks:
-        used = [each.task for each in data.tasks]
+        used = [task.task for task in data.tasks]
         spans = {each.objective.sentinels(data.example_lengths(each)) > 0 for each in used}
     if given is None and len(spans) != 1:
         raise UserError(

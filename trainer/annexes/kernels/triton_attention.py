@@ -189,7 +189,7 @@ def _call(
     return pl.pallas_call(
         run,
         grid=grid,
-        out_shape=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in results],
+        out_shape=[jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results],
         interpret=plan.interpret,
         input_output_aliases={} if into is None else {len(flat): 0},
         name=name,
@@ -208,7 +208,7 @@ def _cost(plan: Plan, kind: str, operands: Operands, results: list[Any]) -> pl.C
     if plan.predicate.skips:
         pairs //= 2
     read, written = (
-        sum(each.size * each.dtype.itemsize for each in arrays)
+        sum(array.size * array.dtype.itemsize for array in arrays)
         for arrays in (jax.tree.leaves(operands), results)
     )
     if kind == "_query":  # a part of its result, if that has keys and values as well

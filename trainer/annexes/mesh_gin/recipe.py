@@ -401,9 +401,9 @@ def _denoising(reading: Reading, steps: Value) -> Denoising:
         raise mask.must_be("denoise.noise_mask_fn", f"{_any_of(_MASKS)}: {_NAME_IT}")
     kind: Any = _MASKS[_short(mask.value)]
     values = {
-        each.name: reading.facts[theirs].value
-        for each in dataclasses.fields(kind)
-        if (theirs := _ARGUMENTS.get(each.name, each.name)) in reading.facts
+        field.name: reading.facts[theirs].value
+        for field in dataclasses.fields(kind)
+        if (theirs := _ARGUMENTS.get(field.name, field.name)) in reading.facts
     }
     sides = {}
     for function in ("inputs_fn", "targets_fn"):

@@ -153,7 +153,9 @@ def sent_bytes(kind: str, size: int, group: int) -> int:
 
 def slice_shape(places: list[Place]) -> tuple[int, ...]:
     """Returns the number of chips along each axis of a slice."""
-    return tuple(1 + max(axis) for axis in zip(*(each.coordinates for each in places), strict=True))
+    return tuple(
+        1 + max(axis) for axis in zip(*(place.coordinates for place in places), strict=True)
+    )
 
 
 _TOPOLOGY = re.compile(r"(?:(\d+)x)?(v\w+):(\d+(?:x\d+)+)")

@@ -132,13 +132,16 @@ class Module:
 
     def root(self, name: str) -> Instruction | None:
         """Returns the result of a computation; None if there is no such computation."""
-        return next((each for each in self.computations.get(name, ()) if each.root), None)
+        return next(
+            (computation for computation in self.computations.get(name, ()) if computation.root),
+            None,
+        )
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yields the instructions inside a fusion or an asynchronous start."""
-        for each in self.computations.get(instruction.computation("calls"), ()):
-            yield each
-            yield from self.inside(each)
+        for computation in self.computations.get(instruction.computation("calls"), ()):
+            yield computation
+            yield from self.inside(computation)
 
 
 def parse(text: str) -> Module:
@@ -173,7 +176,7 @@ def arrays(shape: str) -> tuple[Array, ...]:
 
 
 def _array(dtype: str, dimensions: str, layout: str) -> Array:
-    sizes = tuple(int(each.strip("<=")) for each in dimensions.split(",") if each)
+    sizes = tuple(int(word.strip("<=")) for word in dimensions.split(",") if word)
     order, _, tiles = layout.partition(":")
     padded = list(sizes)
     tile = first_group(_TILE, tiles)
@@ -186,7 +189,7 @@ def _array(dtype: str, dimensions: str, layout: str) -> Array:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    return [int(word) for word in text.split(",")]
 
 
 def _instruction(line: str) -> Instruction | None:

@@ -122,7 +122,9 @@ class Liveness:
         The activations that a scan keeps per layer start as zeros, whose instruction has no part.
         """
         name = loop.computation("body")
-        body = {each.name: each for each in self._module.computations.get(name, ())}
+        body = {
+            computation.name: computation for computation in self._module.computations.get(name, ())
+        }
         root = self._module.root(name)
         found = {}
         for index, operand in enumerate(root.operands if root else ()):
@@ -152,7 +154,7 @@ class _Run:
     def __init__(self, program: Liveness, module: Module, name: str):
         self._program = program
         self._instructions = module.computations.get(name, ())
-        self._by_name = {each.name: each for each in self._instructions}
+        self._by_name = {instruction.name: instruction for instruction in self._instructions}
         self._buffers: dict[str, list[int]] = {}
         self._sizes: list[int] = []
         self._parts: list[str] = []

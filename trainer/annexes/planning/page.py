@@ -48,14 +48,14 @@ def ranking(attempts: list[Attempt], asked: Subject) -> str:
     """Returns the attempts of a search as a table, the best first, and the best one's flags."""
     header = ("", "ms a step", "MFU", "GB", "flags")
     rows = []
-    for each in attempts:
-        if each.plan is None:
-            rows.append(("", "-", "-", "-", f"{as_flags(each.values)}: {each.refused}"))
+    for attempt in attempts:
+        if attempt.plan is None:
+            rows.append(("", "-", "-", "-", f"{as_flags(attempt.values)}: {attempt.refused}"))
             continue
-        plan = each.plan
+        plan = attempt.plan
         fits = "does not fit" if plan.missing else "fits"
         speed = f"{(plan.step or 0) * 1e3:,.1f}", f"{plan.mfu or 0:.1%}"
-        rows.append((fits, *speed, f"{plan.needed / _GB:,.1f}", as_flags(each.values)))
+        rows.append((fits, *speed, f"{plan.needed / _GB:,.1f}", as_flags(attempt.values)))
     best = next((each.plan for each in attempts if each.plan and not each.plan.missing), None)
     last = f"best: {flags(best, asked) or 'as asked'}" if best else "nothing that was tried fits"
     tried = next((each.plan for each in attempts if each.plan), None)
@@ -142,13 +142,13 @@ def _traffic(timing: Timing) -> str:
     blocks = [table(header, rows)] if rows else []
     kernels = [
         (
-            each.name,
-            ", ".join("x".join(map(str, shape)) for shape in each.shapes[:2]),
-            f"{each.times:,}",
-            f"{each.size / 1e6:,.1f}",
-            "unreadable" if each.cycles is None else f"{each.cycles:,}",
+            kernel.name,
+            ", ".join("x".join(map(str, shape)) for shape in kernel.shapes[:2]),
+            f"{kernel.times:,}",
+            f"{kernel.size / 1e6:,.1f}",
+            "unreadable" if kernel.cycles is None else f"{kernel.cycles:,}",
         )
-        for each in timing.kernels
+        for kernel in timing.kernels
     ]
     if kernels:
         shown = 5 if timing.scheduled else 4
@@ -255,6 +255,6 @@ def _of_program(compiled: Compiled) -> dict[str, Any]:
         "xla_seconds": timing.estimated if timing else None,
         "unread": timing.unread if timing else None,
         "collectives": timing.traffic() if timing else None,
-        "kernels": [vars(each) for each in timing.kernels] if timing else None,
+        "kernels": [vars(kernel) for kernel in timing.kernels] if timing else None,
         "compile_seconds": compiled.seconds,
     }

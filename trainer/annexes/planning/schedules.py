@@ -246,13 +246,23 @@ def _identities(module: Module) -> Iterator[tuple[str, object]]:
     inner: dict[str, object] = {}
     for instructions in module.computations.values():
         shapes = {each.name: each.shape for each in instructions}
-        for each in instructions:
-            body = first_group(_BODY_TEXT, each.attributes) if each.target == PALLAS else ""
-            operands = tuple(shapes.get(operand) for operand in each.operands)
-            computed = _computed(module, each.computation("calls"), inner)
+        for instruction in instructions:
+            body = (
+                first_group(_BODY_TEXT, instruction.attributes)
+                if instruction.target == PALLAS
+                else ""
+            )
+            operands = tuple(shapes.get(operand) for operand in instruction.operands)
+            computed = _computed(module, instruction.computation("calls"), inner)
             yield (
-                each.name,
-                body or (each.opcode, each.shape, operands, computed or _semantics(each)),
+                instruction.name,
+                body
+                or (
+                    instruction.opcode,
+                    instruction.shape,
+                    operands,
+                    computed or _semantics(instruction),
+                ),
             )
 
 
@@ -263,13 +273,13 @@ def _computed(module: Module, name: str, known: dict[str, object]) -> object:
         places = {each.name: str(place) for place, each in enumerate(instructions)}
         known[name] = tuple(
             (
-                each.opcode,
-                each.shape,
-                tuple(places.get(operand) for operand in each.operands),
-                _semantics(each),
-                _computed(module, each.computation("calls"), known),
+                instruction.opcode,
+                instruction.shape,
+                tuple(places.get(operand) for operand in instruction.operands),
+                _semantics(instruction),
+                _computed(module, instruction.computation("calls"), known),
             )
-            for each in instructions
+            for instruction in instructions
         )
     return known[name] or None
 

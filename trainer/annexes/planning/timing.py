@@ -91,11 +91,11 @@ class Timing:
     def traffic(self) -> dict[str, dict[str, float]]:
         """Returns the bytes, seconds and exposed seconds per step, by kind of collective."""
         kinds: dict[str, dict[str, float]] = {}
-        for each in sorted(self.collectives, key=lambda each: each.kind):
-            total = kinds.setdefault(each.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})
-            total["bytes"] += each.sent * each.times
-            total["seconds"] += each.seconds * each.times
-            total["exposed"] += each.exposed * each.times
+        for collective in sorted(self.collectives, key=lambda each: each.kind):
+            total = kinds.setdefault(collective.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})
+            total["bytes"] += collective.sent * collective.times
+            total["seconds"] += collective.seconds * collective.times
+            total["exposed"] += collective.exposed * collective.times
         return kinds
 
 
@@ -213,7 +213,7 @@ class _Walk:
         """Runs a computation and books its time `times` times; returns the seconds of one run."""
         machine = _Machine()
         instructions = self._module.computations.get(name, ())
-        pieces = [list(collectives_of(self._module, each)) for each in instructions]
+        pieces = [list(collectives_of(self._module, instruction)) for instruction in instructions]
         last = {piece.key: index for index, found in enumerate(pieces) for piece in found}
         under_way: dict[str, tuple[Collective, _Queue, _Transfer]] = {}
         copies: dict[str, _Transfer] = {}

@@ -43,11 +43,11 @@ class _Computation:
         self.named = {each.name: each for each in instructions}
         self.users: dict[str, list[Instruction]] = {}
         self.parameters: dict[int, Instruction] = {}
-        for each in instructions:
-            for operand in dict.fromkeys(each.operands):
-                self.users.setdefault(operand, []).append(each)
-            if each.opcode == "parameter":
-                self.parameters[int(each.attributes.partition(")")[0])] = each
+        for instruction in instructions:
+            for operand in dict.fromkeys(instruction.operands):
+                self.users.setdefault(operand, []).append(instruction)
+            if instruction.opcode == "parameter":
+                self.parameters[int(instruction.attributes.partition(")")[0])] = instruction
 
 
 class Worker:
@@ -106,7 +106,7 @@ class Worker:
         if root is None:
             return _in_hbm(results)
         scope = self._computations[name].named
-        made = [scope[each] for each in root.operands] if root.opcode == "tuple" else [root]
+        made = [scope[operand] for operand in root.operands] if root.opcode == "tuple" else [root]
         if len(made) != len(results):
             return _in_hbm(results)
         return sum(

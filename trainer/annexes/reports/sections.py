@@ -67,11 +67,11 @@ def examine(
 
 
 def _makers(data: Data) -> Iterator[tuple[CachedTask, BatchMaker]]:
-    for each in data.tasks:
-        if _SPLIT in each.manifest.splits:
-            maker = data.maker(each, _SPLIT, keep_tails=True)
+    for task in data.tasks:
+        if _SPLIT in task.manifest.splits:
+            maker = data.maker(task, _SPLIT, keep_tails=True)
             if len(maker.windows):
-                yield each, maker
+                yield task, maker
 
 
 def _spread(count: int, most: int) -> np.ndarray:

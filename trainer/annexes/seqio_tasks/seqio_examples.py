@@ -44,7 +44,7 @@ def _object_metric(task: Any, metric: Any) -> OutputMetric:
     kind = metric.model_output_type.name
 
     def compute(examples: Sequence[Example], outputs: Outputs) -> Mapping[str, float]:
-        rows, made = [each.row for each in examples], _model_output(kind, outputs)
+        rows, made = [example.row for example in examples], _model_output(kind, outputs)
         state = metric.from_model_output(rows, made, task.output_features, "targets")
         if hasattr(state, "actual_compute"):  # it collects whole outputs
             values, _ = state.actual_compute(rows, task.output_features, "targets", None)

@@ -22,7 +22,7 @@ from trainer.model.slot import Part
 
 _ODD = Rule("odd and above 0", lambda value: value > 0 and value % 2 == 1)
 _NUMBERS = Rule(
-    "numbers joined by +, like 0+5", lambda text: all(each.isdecimal() for each in text.split("+"))
+    "numbers joined by +, like 0+5", lambda text: all(word.isdecimal() for word in text.split("+"))
 )
 _NONE_OR_BLOCKS = Rule(
     "none, or different numbers joined by +, like 0+5",
@@ -59,8 +59,8 @@ class Local(_Blocks):
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
         layout_NN = _window(blocks, self.window)
-        for each in _numbers(self.global_blocks):
-            layout_NN[each : each + 1] = layout_NN[:, each : each + 1] = True
+        for number in _numbers(self.global_blocks):
+            layout_NN[number : number + 1] = layout_NN[:, number : number + 1] = True
         return layout_NN[None]
 
 
@@ -175,10 +175,10 @@ class Variable(_Blocks):
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
         layout_NN = _windows(blocks, _numbers(self.windows))
-        for each in _numbers(self.global_blocks):
-            layout_NN[:, each : each + 1] = True
+        for number in _numbers(self.global_blocks):
+            layout_NN[:, number : number + 1] = True
             if self.horizontal:
-                layout_NN[each : each + 1] = True
+                layout_NN[number : number + 1] = True
         return _with_random(layout_NN, self, num_heads, causal)
 
 
@@ -192,7 +192,7 @@ def _check_draws(options: BigBird | Variable) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    return [] if text == "none" else [int(each) for each in text.split("+")]
+    return [] if text == "none" else [int(word) for word in text.split("+")]
 
 
 def _window(blocks: int, window: int) -> np.ndarray:

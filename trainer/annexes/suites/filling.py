@@ -61,8 +61,10 @@ class Filling:
         self._encode = (lambda text: own.encode([text])[0].tolist()) if own else data.encode
         self.special = (own or run.converter).special.starting(model.start_id)
         self.longest = model.longest_text or _LONGEST
-        objectives = [each.task.objective for each in tasks] or _objectives(run.config)
-        self._pieces = next((pieces for each in objectives if (pieces := each.pieces)), ())
+        objectives = [task.task.objective for task in tasks] or _objectives(run.config)
+        self._pieces = next(
+            (pieces for objective in objectives if (pieces := objective.pieces)), ()
+        )
         self._fill: Callable[[_Cut], list[Filled]] = self._whole
         if model.architecture == "encoder_decoder":
             if own and own.record.sentinels < 2:

@@ -60,7 +60,7 @@ def load(path: str) -> Checkpoint:
 def _tree_folder(path: str) -> str | None:
     """Returns the folder of a checkpoint's msgpack tree, or None."""
     folders = (files.join(path, "state"), path)
-    return next((each for each in folders if files.exists(files.join(each, _TREE))), None)
+    return next((folder for folder in folders if files.exists(files.join(folder, _TREE))), None)
 
 
 def _msgpack_tensors(folder: str) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ def _roles(opened: Opened) -> Any:
         return None
     written = files.read_json(path)
     names = [written.get(f"{role}_token") or "" for role in ("cls", "mask")]
-    begins, mask = (each["content"] if isinstance(each, dict) else each for each in names)
+    begins, mask = (name["content"] if isinstance(name, dict) else name for name in names)
     return Roles(begins=begins, mask=mask, types=model.token_types > 1)
 
 

@@ -87,7 +87,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         names = ("name", *_SUBJECT_HEADER[1:])
         return {
-            "vocabularies": [dict(zip(names, each, strict=True)) for each in self.subjects],
+            "vocabularies": [dict(zip(names, subject, strict=True)) for subject in self.subjects],
             "measured": [
                 {
                     "vocabulary": each.vocabulary,
@@ -215,8 +215,8 @@ def page(found: Comparison) -> str:
     facts = [
         ("vocabularies", len(found.subjects)),
         ("corpora", len(found.measured)),
-        ("documents", f"{sum(each.documents for each in firsts):,}"),
-        ("text, MB", f"{sum(each.bytes for each in firsts) / 1e6:,.2f}"),
+        ("documents", f"{sum(first.documents for first in firsts):,}"),
+        ("text, MB", f"{sum(first.bytes for first in firsts) / 1e6:,.2f}"),
     ]
     head = html_page.facts(facts, "figures")
     return html_page.document("Vocabularies compared", links, head, body)

@@ -124,7 +124,7 @@ def _trained(options: Options, corpora: Corpora) -> Any:
             + ("use more text" if size < options.vocab_size else f"give {size:,} or more")
         )
     sentinels = map(vocabulary.sentinel_piece, reversed(range(options.extra_ids)))
-    tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in sentinels])
+    tokenizer.add_special_tokens([AddedToken(sentinel, normalized=False) for sentinel in sentinels])
     return tokenizer
 
 

@@ -141,7 +141,7 @@ def _start(recipe: Recipe, stage: Stage) -> str:
 
 
 def _check_metrics(names: tuple[str, ...] | list[str], module: str | None) -> None:
-    metric.chosen([each for each in names if each != TASK_METRICS], module)
+    metric.chosen([name for name in names if name != TASK_METRICS], module)
 
 
 def _check_folder(recipe: Recipe, stage: Stage, config: Config, origins: Mapping[str, str]) -> None:

@@ -83,7 +83,7 @@ def tables(
     `runs` are the configurations of the real runs, by the names of their stages; the small ones
     have `devices`.
     """
-    sampled = Samples(scratch, max((_window(each) for each in runs.values()), default=0))
+    sampled = Samples(scratch, max((_window(run) for run in runs.values()), default=0))
     corpora = [name for name in whole if name.startswith("corpus.")]
     found: dict[str, dict[str, Any]] = {}
     is_sampled = False  # the vocabulary: its pieces are shorter than the recipe's
