@@ -49,11 +49,11 @@ def run(flags: Flags) -> int:
     of_build, of_run = split(flags.words)
     kind = command(COMMANDS[_BUILD]).flags
     options: Any = made(kind, parse(kind, of_build))
-    for name in _REFUSED:
-        if getattr(options, name):
+    for name in map(_name, of_build):
+        if name in _REFUSED:
             raise UserError(f"--{name} is of builds alone: run palimpsest {_BUILD}, then {_RUN}")
-    for word in of_run:
-        if (name := word.removeprefix("--").partition("=")[0]) in _OF_RUNS:
+    for name in map(_name, of_run):
+        if name in _OF_RUNS:
             raise UserError(f"--{name}: leave it out beside --corpus, or build the cache first")
     if options.task_module:
         registry.load(options.task_module)
@@ -68,6 +68,10 @@ def run(flags: Flags) -> int:
         # The rate of a language follows from the size of its cache.
         return waited(_started(_BUILD, of_build)) or waited(_started(_RUN, of_run))
     return _followed(_started(_BUILD, of_build, subprocess.PIPE), [*of_run, "--follow"])
+
+
+def _name(word: str) -> str:
+    return word.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -85,7 +89,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     ours = True
     for word in words:
         if word.startswith("--"):
-            name = word[2:].partition("=")[0].replace("-", "_")
+            name = _name(word)
             is_run = name in run or name.startswith(tuple(groups))
             ours = name in build or not is_run
             if ours and name not in build and not has_runner:

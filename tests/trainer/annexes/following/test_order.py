@@ -446,7 +446,7 @@ def test_stored_settings_of_earlier_versions_are_moved(tmp_path):
     save_config(config, origins)
     path = tmp_path / "config.json"
     value = json.loads(path.read_text())
-    del value["config"]["following"], value["sha256"]
+    del value["sha256"]
     value["config"]["data"] |= {"follow": True, "follow_shards": 7, "follow_timeout_seconds": 5}
     path.write_text(json.dumps(value))
     following = load_config(str(tmp_path))[0].following

@@ -187,7 +187,8 @@ def test_a_row_of_16384_tokens_equals_its_documents(mask):
 def assert_written_out(case, actual, operands, rows, gradient):
     floats = [x.astype(jnp.float32) for x in operands]
     expected = compiled(case, write_out)(floats, rows, gradient.astype(jnp.float32))
-    tolerance = 1e-5 if case.dtype == "float32" else float(jnp.finfo(jnp.bfloat16).eps)
+    # In bfloat16 the weights are rounded, and then the result.
+    tolerance = 1e-5 if case.dtype == "float32" else 1.5 * float(jnp.finfo(jnp.bfloat16).eps)
     names = ("output", "queries", "keys", "values", "table")
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     for what, (mine, theirs) in zip(names, pairs, strict=True):

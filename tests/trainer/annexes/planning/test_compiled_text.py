@@ -4,7 +4,8 @@ import pathlib
 
 import pytest
 
-from trainer.annexes.planning import hlo, parts
+from trainer.annexes.planning import hlo
+from trainer.annexes.planning import time_by_part as parts
 from trainer.annexes.planning.devices import CHIPS, Place, sent_bytes
 from trainer.annexes.planning.kernels import Kernel
 from trainer.annexes.planning.memory import Liveness
