@@ -260,7 +260,11 @@ import sys
 from trainer.pretrain import main
 assert not main(sys.argv[1:])
 foreign = "trainer.annexes.", "trainer.huggingface", "trainer.initialization.init_from"
-print("imported", *(name for name in sys.modules if name.startswith(foreign)))
+loaded = [name for name in sys.modules if name.startswith(foreign)]
+def is_settings(name):  # of annexes, which are there, as nothing else of them is
+    _, annexed, *inner = name.split(".")
+    return annexed == "annexes" and inner[1:] in ([], ["options"])
+print("imported", *(name for name in loaded if not is_settings(name)))
 """
 
 

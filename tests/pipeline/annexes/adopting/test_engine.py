@@ -174,7 +174,7 @@ def test_workers_scan_the_same(tmp_path, monkeypatch):
 def test_the_command_ends_with_one_line(tmp_path):
     folder = texts(tmp_path / "t")
     cut(folder)
-    done = started("-m", "pipeline.annexes.adopting.adopt", f"--cache_dir={folder}")  # fmt: skip
+    done = started("-m", "palimpsest", "adopt", f"--cache_dir={folder}")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"palimpsest adopt: error: {shard(folder)} ends in row 19")

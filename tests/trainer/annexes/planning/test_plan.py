@@ -237,7 +237,7 @@ def test_without_the_compiler_one_line_says_so(module, topology, words, tmp_path
         f"importlib.util.find_spec = lambda name, *rest: None if name == {module!r} "
         "else found(name, *rest)\n"
         "from tasks.terminal import command_line\n"
-        "from trainer import plan\n"
+        "from trainer.annexes.planning import plan\n"
         "command_line.run(plan.main)\n"
     )
     result = started(script, *TINY, f"--topology={topology}")
