@@ -153,13 +153,20 @@ def results_of(checkout: pathlib.Path, folder: pathlib.Path, runs: dict[str, lis
 
 
 def hashes(folder: pathlib.Path) -> dict[str, str]:
-    """Returns file -> the first digits of its SHA-256; JSON is hashed without software versions."""
+    """Returns file -> the first digits of its SHA-256; JSON is hashed without versions and places."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         data = path.read_bytes()
         if path.suffix == ".json":
             content = json.loads(data)
-            for name in ("software", "versions", "palimpsest_version", "seconds", "created"):
+            for name in (
+                "software",
+                "versions",
+                "palimpsest_version",
+                "seconds",
+                "created",
+                "from",
+            ):
                 content.pop(name, None) if isinstance(content, dict) else None
             data = json.dumps(content).encode()
         found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()[:12]
