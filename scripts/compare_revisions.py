@@ -153,7 +153,7 @@ def results_of(checkout: pathlib.Path, folder: pathlib.Path, runs: dict[str, lis
 
 
 def hashes(folder: pathlib.Path) -> dict[str, str]:
-    """Returns file -> the first digits of its SHA-256; JSON is hashed without versions and places."""
+    """Returns file -> the first digits of its SHA-256, of JSON without versions and places."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         data = path.read_bytes()

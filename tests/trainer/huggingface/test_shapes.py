@@ -124,7 +124,11 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
 
     def loss(params):
         logits = ours.apply({"params": params}, batch)
-        of_batch = decoder_loss if ours.spec.sown is not None else model_loss(ours).of_batch
+        of_batch = (
+            decoder_loss
+            if getattr(ours.spec, "sown", None) is not None
+            else model_loss(ours).of_batch
+        )
         return of_batch(logits, batch, loss_config)[0]
 
     @jax.jit
