@@ -21,12 +21,14 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Tests of the whole tree: of its docs, its layout's table and its recipes, and of several annexes.
+# What is of the whole tree: its docs, experiments with models of annexes, and tests of these and of
+# the tree's tables, images and peers.
 _WHOLE = (
     *("docs", "tests/test_docs.py", "tests/test_migrating.py", "tests/test_migrating_from_t5x.py"),
-    *("tests/test_budget.py", "tests/trainer/test_migrants_errands.py"),
+    *("tests/test_budget.py", "tests/test_images.py", "tests/test_peers.py"),
+    *("experiments", "tests/experiments", "tests/trainer/test_migrants_errands.py"),
 )
-_READ = ("docs/extending.md",)
+_READ = ("docs/extending.md", "docs/adapters.md")
 
 
 def known() -> dict[str, list[str]]:

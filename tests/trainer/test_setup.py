@@ -80,7 +80,7 @@ MISTAKES = [
     ("pipeline.build", ["--task=lm", "--name=a", TEXT, VOCABULARY, "--cache_dir={folder}/file"],
      "file"),
     # Misspelt flags, and those of other commands.
-    ("pipeline.build", ["--job_name=a", "--runner=DataflowRunner"], "required: --task, --vocab"),
+    ("pipeline.build", [], "required: --task, --vocab"),
     ("pipeline.build", [*BUILD, TEXT, "--preset=x"], "--preset (it is a flag of trainer.pretrain)"),
     ("vocab.train", ["--corpu=text:a"], "unknown flag --corpu (did you mean --corpus?)"),
     ("vocab.train", [TEXT, "--output=a", "--model_dir=b"], "(it is a flag of trainer.pretrain)"),

@@ -33,8 +33,11 @@ run = dict(preset="t5_1_1_tiny", task=cache.task, cache_dir=cache, model_dir="mo
 def interrupt():
     while not os.path.exists("model/metrics.jsonl") or not os.path.getsize("model/metrics.jsonl"):
         time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
-threading.Thread(target=interrupt).start()
+    # Python drops a KeyboardInterrupt that is raised in a callback of the garbage collector.
+    while not any(name.startswith("checkpoint_") for name in os.listdir("model")):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+threading.Thread(target=interrupt, daemon=True).start()
 try:
     palimpsest.pretrain(**run, train_steps=100000)
 except KeyboardInterrupt:
