@@ -48,12 +48,12 @@ def run(flags: Flags) -> int:
     """Builds and trains; returns the exit code of the first command that fails."""
     of_build, of_run = split(flags.words)
     kind = command(COMMANDS[_BUILD]).flags
-    options: Any = made(kind, parse(kind, of_build))
-    for name in map(_name, of_build):
-        if name in _REFUSED:
+    options: Any = made(kind, given := parse(kind, of_build))
+    for path, value in given.values.items():
+        if value and (name := path.rpartition(".")[2]) in _REFUSED:
             raise UserError(f"--{name} is of builds alone: run palimpsest {_BUILD}, then {_RUN}")
-    for name in map(_name, of_run):
-        if name in _OF_RUNS:
+    for word in of_run:
+        if word.startswith("--") and (name := _name(word)) in _OF_RUNS:
             raise UserError(f"--{name}: leave it out beside --corpus, or build the cache first")
     if options.task_module:
         registry.load(options.task_module)

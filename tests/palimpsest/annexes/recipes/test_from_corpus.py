@@ -86,3 +86,11 @@ def test_a_mistake_is_found_before_the_build(tmp_path, words, word, message, cap
         from_corpus.main.start([*kept, word, *placed(tmp_path)], "palimpsest pretrain")
     assert_one_line(end.value.code, capsys.readouterr().err, message)
     assert not (tmp_path / "cache").exists()
+
+
+def test_values_with_the_names_of_flags_are_not_refused(tmp_path, words, monkeypatch):
+    monkeypatch.setattr(from_corpus, "_started", lambda *_: None)
+    monkeypatch.setattr(from_corpus, "_followed", lambda *_: 0)
+    words.remove("--name=mine")
+    words += ["--name", "part", "--dry_run=false", f"--cache_dir={tmp_path}/cache"]
+    assert from_corpus.run(from_corpus.Flags(words=(*words, "--model_dir", "follow"))) == 0

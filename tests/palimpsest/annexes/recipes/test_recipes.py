@@ -6,7 +6,8 @@ import re
 import pytest
 
 from palimpsest.annexes.recipes import recipe, run
-from tasks import registry
+from palimpsest.annexes.recipes.derived_flags import KINDS
+from tasks import annexes, registry
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import given_flags
 from tests.support.processes import ROOT
@@ -248,3 +249,15 @@ def test_a_recipe_has_a_name_that_its_folder_and_lock_leave_free(tmp_path, monke
     with pytest.raises(UserError, match="is a folder"):
         recipe.read(str(tmp_path))
     assert recipe.read("it", "other").folder == "other"
+
+
+def test_no_annex_can_be_deleted_that_has_the_command_of_a_stage():
+    known = {annex.name: annex for annex in annexes.annexes()}
+
+    def needed(name):
+        return {name}.union(*map(needed, known[name].needs))
+
+    commands = {kind.command for kind in KINDS.values()}
+    for name in known.keys() - needed("recipes"):
+        for slot, entries in known[name].slots.items():
+            assert not slot.startswith("commands.") or not commands & entries.keys(), name
