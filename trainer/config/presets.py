@@ -202,7 +202,7 @@ class _Presets(Mapping[str, ModelConfig]):
     def _all(self) -> dict[str, ModelConfig]:
         found = dict(_CORE)
         for presets in annexes.every("presets"):
-            found |= presets(T5_VOCAB_SIZE)
+            found |= presets()
         return found
 
     def __getitem__(self, name: str) -> ModelConfig:

@@ -49,7 +49,7 @@ _OLMO2 = {
 }
 
 
-def decoder_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def decoder_presets() -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), each with the vocabulary size of its own tokenizer."""
     for size, (emb_dim, heads, *rest) in _GPT2.items():
         model = decoder("gpt2", 50_257, emb_dim, heads, heads, *rest)

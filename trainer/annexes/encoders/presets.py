@@ -43,7 +43,7 @@ _MODERNBERT = {
 }
 
 
-def encoder_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def encoder_presets() -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), each with the vocabulary size of its own tokenizer."""
     for size, sizes in _ROBERTA.items():
         yield (

@@ -34,7 +34,7 @@ _GEMMA3 = {
 _GEMMA3_SHORT = ("270m", "1b")
 
 
-def presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def presets() -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), each with the vocabulary size of its own tokenizer."""
     for size, widths in _GEMMA.items():
         yield f"gemma_{size}", decoder("gemma", 256_000, *widths)

@@ -10,7 +10,7 @@ from trainer.model.config import ModelConfig, encoder_sizes
 
 # Columns: emb_dim, heads, heads of keys and values, head_dim, mlp_dim, layers of each stack, and
 # the number whose square root divides attention logits.
-# Source: the same, table 1, and config.json of google/t5gemma-*.
+# Source: Zhang et al. 2025 (arXiv:2504.06225), table 1, and config.json of google/t5gemma-*.
 _SIZES = {
     "small": (512, 8, 8, 64, 1024, 8, 64),
     "base": (768, 12, 12, 64, 2048, 12, 64),
@@ -21,9 +21,9 @@ _SIZES = {
 }
 
 
-def t5gemma(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def t5gemma() -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), with Gemma's vocabulary size."""
-    yield from _of_gemma3(vocab_size)
+    yield from _of_gemma3()
     yield from _of_gemma2()
 
 
@@ -65,9 +65,9 @@ _UNEQUAL = ("t5gemma_9b_2b", "t5gemma_9b_9b", "t5gemma_2b_2b")
 _OF_GEMMA3 = ("270m", "1b", "4b")
 
 
-def _of_gemma3(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def _of_gemma3() -> Iterator[tuple[str, ModelConfig]]:
     """Yields T5Gemma 2's models, with Gemma 3's vocabulary size."""
-    decoders = dict(presets(vocab_size))
+    decoders = dict(presets())
     for size in _OF_GEMMA3:
         decoder = decoders[f"gemma3_{size}"]
         window = decoder.part("attention_window")

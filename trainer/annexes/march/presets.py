@@ -9,20 +9,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from trainer.config.presets import model_preset
+from trainer.config.presets import T5_VOCAB_SIZE, model_preset
 from trainer.model.config import ModelConfig
 from trainer.model.registry import SLOTS
 
 _HEAD_DIM = 64
 
 
-def _v1(
-    vocab_size: int, emb_dim: int = 768, layers: int = 24, scale: float = 4, **changes: Any
-) -> ModelConfig:
+def _v1(emb_dim: int = 768, layers: int = 24, scale: float = 4) -> ModelConfig:
     """Returns the first baseline, T5 1.0; `layers` is the total of both stacks."""
     return ModelConfig(
         family="t5_1_0",
-        vocab_size=vocab_size,
+        vocab_size=T5_VOCAB_SIZE,
         emb_dim=emb_dim,
         num_heads=emb_dim // _HEAD_DIM,
         head_dim=_HEAD_DIM,
@@ -30,15 +28,14 @@ def _v1(
         num_encoder_layers=layers // 2,
         num_decoder_layers=layers // 2,
         dropout_rate=0.1,
-        **changes,
     )
 
 
-def _v2(vocab_size: int, emb_dim: int = 896, layers: int = 8, scale: float = 8 / 3) -> ModelConfig:
+def _v2(emb_dim: int = 896, layers: int = 8, scale: float = 8 / 3) -> ModelConfig:
     """Returns the second baseline, with `layers` in each stack."""
     mlp_dim = round(emb_dim * scale / _HEAD_DIM) * _HEAD_DIM
     return replace(
-        _v1(vocab_size, emb_dim),
+        _v1(emb_dim),
         mlp_dim=mlp_dim,
         num_encoder_layers=layers,
         num_decoder_layers=layers,
@@ -113,9 +110,9 @@ _MINI = (
 )
 
 
-def march_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def march_presets() -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), such as `march_v2_dim2304_layers1`."""
-    found = dict(_full_size(vocab_size))
+    found = dict(_full_size())
     yield from found.items()
     for name in _MINI:
         yield f"mini_march_{name}", _mini(found[f"march_{name}"])
@@ -138,16 +135,16 @@ def _mini(model: ModelConfig) -> ModelConfig:
     )
 
 
-def _full_size(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def _full_size() -> Iterator[tuple[str, ModelConfig]]:
     for name, sizes in _SIZES.items():
-        yield f"march_{name}", _v1(vocab_size, *sizes)
+        yield f"march_{name}", _v1(*sizes)
     for name, (scale, changes) in _VARIANTS.items():
         if changes.get("cross_attention", "layerwise") not in SLOTS["cross_attention"]:
             continue  # "merged" is another annex's
         emb_dim = changes.get("emb_dim", 768)
-        model = _v1(vocab_size, emb_dim, scale=scale)
+        model = _v1(emb_dim, scale=scale)
         yield f"march_{name}", replace(model, **changes)
-    both = _v1(vocab_size)
+    both = _v1()
     yield (
         "march_decoder",
         replace(
@@ -158,13 +155,13 @@ def _full_size(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
             num_decoder_layers=both.num_encoder_layers + both.num_decoder_layers,
         ),
     )
-    yield "march_v2", _v2(vocab_size)
+    yield "march_v2", _v2()
     for emb_dim, layers in _DIMS_AND_LAYERS:
-        yield f"march_v2_dim{emb_dim}_layers{layers}", _v2(vocab_size, emb_dim, layers)
+        yield f"march_v2_dim{emb_dim}_layers{layers}", _v2(emb_dim, layers)
     for scale, layers in _SCALES_AND_LAYERS:
-        yield f"march_v2_ff{_word(scale)}_layers{layers}", _v2(vocab_size, 896, layers, scale)
+        yield f"march_v2_ff{_word(scale)}_layers{layers}", _v2(896, layers, scale)
     for emb_dim, scale in _DIMS_AND_SCALES:
-        yield f"march_v2_dim{emb_dim}_ff{_word(scale)}", _v2(vocab_size, emb_dim, 8, scale)
+        yield f"march_v2_dim{emb_dim}_ff{_word(scale)}", _v2(emb_dim, 8, scale)
 
 
 def _word(scale: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from trainer.config.presets import model_preset
+from trainer.config.presets import T5_VOCAB_SIZE, decoder, model_preset
 from trainer.model.config import ModelConfig
 from trainer.model.registry import SLOTS
 
@@ -67,20 +67,12 @@ _OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def primer_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def primer_presets() -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model), such as `small_primer_ez`; sizes tiny and mini are our own."""
     yield from _of_t5()
     for size_name, size in _SIZES.items():
-        vanilla = ModelConfig(
-            family="primer",
-            vocab_size=vocab_size,
-            emb_dim=size.emb_dim,
-            num_heads=size.num_heads,
-            head_dim=size.head_dim,
-            mlp_dim=size.mlp_dim,
-            num_encoder_layers=0,
-            num_decoder_layers=size.layers,
-        )
+        heads = size.num_heads, size.num_heads, size.head_dim
+        vanilla = decoder("primer", T5_VOCAB_SIZE, size.emb_dim, *heads, size.mlp_dim, size.layers)
         for name, changes in _VARIANTS.items():
             gated = len(changes["mlp_activations"]) > 1
             mlp_dim = size.gated_mlp_dim if gated else size.mlp_dim
@@ -98,10 +90,10 @@ def primer_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
             if size_name == "medium":
                 yield name, replace(vanilla, **changes)
             elif size_name in ("tiny", "mini"):
-                few = {"feed_forward": "switch:experts=4,every=2"}
-                own: dict[str, Any] = few if "feed_forward" in changes else {}
-                own = own | {"num_heads": size.num_heads, "head_dim": size.head_dim}
-                yield f"{size_name}_{name}", replace(vanilla, **{**changes, **own})
+                own = {**changes, "num_heads": size.num_heads, "head_dim": size.head_dim}
+                if "feed_forward" in changes:
+                    own["feed_forward"] = "switch:experts=4,every=2"
+                yield f"{size_name}_{name}", replace(vanilla, **own)
 
 
 def _of_t5() -> Iterator[tuple[str, ModelConfig]]:
@@ -110,7 +102,7 @@ def _of_t5() -> Iterator[tuple[str, ModelConfig]]:
     The MLP is 3/2 as wide, for as many parameters as if gated.
     """
     for size in ("tiny", "mini", "small", "base"):
-        model = model_preset(f"t5_1_1_{size}")
-        changes: dict[str, Any] = {"mlp_activations": ("squared_relu",), "mixer": "mdha"}
-        changes["mlp_dim"] = model.mlp_dim * 3 // 2
-        yield f"t5_1_1_{size}_primer_ez", replace(model, **changes)
+        t5 = model_preset(f"t5_1_1_{size}")
+        width = t5.mlp_dim * 3 // 2
+        model = replace(t5, mlp_activations=("squared_relu",), mixer="mdha", mlp_dim=width)
+        yield f"t5_1_1_{size}_primer_ez", model

@@ -13,7 +13,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.registry import SLOTS
 
 
-def presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
+def presets() -> Iterator[tuple[str, ModelConfig]]:
     """Yields (name, model)."""
     small, base = model_preset("t5_1_0_small"), model_preset("t5_1_0_base")
     yield "t5_1_0_micro", replace(small, num_encoder_layers=4, num_decoder_layers=4)
