@@ -70,7 +70,6 @@ def test_the_recipe_of_the_docs_runs(tmp_path):
     assert 'license: "apache-2.0"' in card
     assert "mine_hu_span_corruption" in card
     # Elsewhere, the lock holds from the corpora to the export.
-    again = started(
-        "-m", "palimpsest", "run", "mine.toml", "--folder=second", "--locked", cwd=tmp_path
-    )
+    second = ("--folder=second", "--locked")
+    again = started("-m", "palimpsest", "run", "mine.toml", *second, cwd=tmp_path)
     assert again.returncode == 0, again.stderr

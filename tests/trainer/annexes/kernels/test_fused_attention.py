@@ -252,15 +252,16 @@ def test_kernels_compile_for_tpus_without_one(topology):
     assert done.stdout.split() == [*COMPILED]
 
 
+def whole_bias_of(case):
+    return T5RelativePosition(case.mask == ENCODER)
+
+
 def compile_for(topology):
     """Compiles forward and backward pass of COMPILED, and checks that they need no scratch."""
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
     from trainer.model.device import Device
-
-    def whole_bias_of(case):
-        return T5RelativePosition(case.mask == ENCODER)
 
     device = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0]
     sharding = SingleDeviceSharding(device)

@@ -11,16 +11,15 @@ import pytest
 from tests.support.processes import ROOT, started
 from tests.trainer.annexes.kernels.test_fused_attention import (
     COMPILED,
-    ENCODER,
     B,
     Neighbours,
     example,
+    whole_bias_of,
 )
 from tests.trainer.annexes.kernels.test_triton_attention import attend
 from trainer.annexes.kernels.fused_attention import fused_attention
 from trainer.annexes.kernels.fused_sparsity import tables_of
 from trainer.model.masks import Mask, Rows
-from trainer.model.positions import T5RelativePosition
 
 kernels = pytest.importorskip("trainer.annexes.planning.kernels")
 schedules = pytest.importorskip("trainer.annexes.planning.schedules")
@@ -58,9 +57,6 @@ def compile_for(topology):
 
     plan = pytest.importorskip("trainer.annexes.planning.plan")
     sharding = SingleDeviceSharding(plan.target_of(topology).devices[0])
-
-    def whole_bias_of(case):
-        return T5RelativePosition(case.mask == ENCODER)
 
     for name, case in COMPILED.items():
         if case.pattern:

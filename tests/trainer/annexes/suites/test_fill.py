@@ -8,7 +8,7 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import encode_with_sentinels
-from tests.trainer.huggingface.test_export import save_run
+from tests.trainer import test_generate
 from trainer.annexes.suites import fill
 from trainer.decoding.decoder import Decoded
 from trainer.inference.generator import Generator
@@ -16,15 +16,7 @@ from trainer.inference.generator import Generator
 pytestmark = pytest.mark.processes  # whole runs
 
 
-@pytest.fixture(scope="module")
-def run(text_cache, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("decoding") / "t5"
-    return save_run(text_cache, folder, "t5_1_1_tiny", "--lengths.inputs=64")
-
-
-@pytest.fixture(scope="module")
-def spm(text_cache):
-    return vocabulary.load(str(text_cache.parents[1] / "vocabulary"))
+run, spm = test_generate.run, test_generate.spm
 
 
 def test_fill_shows_spans_in_their_places(run, spm, capsys, monkeypatch):

@@ -10,8 +10,9 @@ from flax import serialization
 
 from tasks.terminal.command_line import UserError
 from tests.support import t5x_files
-from tests.support.runs import config_of, curve, stub, trained
+from tests.support.runs import config_of, curve, trained
 from tests.support.trees import assert_equal
+from tests.trainer.initialization.test_init_from import run_of
 from trainer.checkpoints import layout, stored
 from trainer.engine.program import Program
 from trainer.initialization import init_from
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.processes
 
 STEP, D, V = t5x_files.STEP, t5x_files.D, t5x_files.V
 
-SIZES = [f"--model.vocab_size={V}", "--train_steps=20", "--batch_size=2"]
 PARAMETERS = t5x_files.parameters()
 SCANNED = t5x_files.scanned(PARAMETERS)
 # T5X factors unstacked tensors by their size.
@@ -40,12 +40,6 @@ TABLES_APART = {
     else array
     for name, array in SCANNED.items()
 }
-
-
-def run_of(path, *flags, preset="t5_1_1_tiny"):
-    """Returns a run without data, which init_from does not read."""
-    config = config_of(*SIZES, f"--init_from={path}", *flags, preset=preset)
-    return stub(config, vocab_size=V - 20)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
