@@ -19,8 +19,8 @@ from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 from trainer.engine.word_counts import WordCounter
 
-# Metrics of the evaluation step that are reported as means under their own names.
-_REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
+# Metrics of the evaluation step that are not reported as means under their own names.
+_OTHERWISE = {"loss", "z_loss", "accuracy"}
 
 # All metrics of an `Evaluator`; metrics of text and of suites have different names.
 TOKEN_METRICS = frozenset(
@@ -229,7 +229,5 @@ class _Sums:
             "training_loss": (loss + auxiliary) * (self.tokens / self.positions),
             "mean_label": float(self.counts @ np.arange(len(self.counts)) / self.counts.sum()),
             "max_targets_length": self.longest,
-            **{
-                name: value for name, value in values.items() if name.startswith(_REPORTED_AS_MEANS)
-            },
+            **{name: value for name, value in values.items() if name not in _OTHERWISE},
         }

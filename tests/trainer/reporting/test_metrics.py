@@ -20,6 +20,7 @@ from trainer.engine.evaluator import Evaluator
 from trainer.engine.hardware import peak_flops, peak_memory
 from trainer.engine.metrics import means, perplexity
 from trainer.engine.program import Program
+from trainer.engine.sharding import make_mesh
 from trainer.reporting.metrics import MetricsWriter, read_metrics
 from trainer.reporting.profile import Profile
 from trainer.reporting.speed import Speed, shown
@@ -209,6 +210,14 @@ def test_bits_per_byte_count_only_the_predicted_part(text_cache):
     lengths = ["--lengths.inputs=64", "--lengths.targets=18"]
     found, _ = evaluated(text_cache, "t5_1_1_tiny", "python_docs_span_corruption", *lengths)
     assert "bits_per_byte" not in found
+
+
+def test_metrics_that_layers_sow_are_reported_as_means(text_cache):
+    run = run_of(text_cache)
+    sums = {"loss": (6.0, 4.0), "z_loss": (1.0, 4.0), "accuracy": (0.0, 4.0), "own": (3.0, 4.0)}
+    evaluator = Evaluator(run, "validation", lambda *_: sums, make_mesh(run.config.mesh))
+    found = evaluator({})["validation"]
+    assert (found["loss"], found["own"], "z_loss" in found) == (1.5, 0.75, False)
 
 
 def profiled(model_dir, last):
