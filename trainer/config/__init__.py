@@ -14,10 +14,9 @@ from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
 from trainer.config.resuming import changes, config_changes
-from trainer.config.run import (
+from trainer.config.run import Config, MetricsConfig
+from trainer.config.stored import (
     CONFIG_FILE,
-    Config,
-    MetricsConfig,
     as_stored,
     load_config,
     load_record,

@@ -6,15 +6,7 @@ from typing import Any
 
 from tasks.mixture import SIZES
 from tasks.storage import files
-from tasks.terminal.flag_fields import (
-    SHARE,
-    Checked,
-    ReadIf,
-    Rule,
-    above,
-    at_least,
-    field,
-)
+from tasks.terminal.flag_fields import SHARE, Checked, ReadIf, Rule, above, at_least, field
 from trainer.config.skips import Skips, is_valid
 
 _SHUFFLES = ("global", "block", "none")
@@ -31,7 +23,7 @@ _SEQIO = _on_task(lambda config: config.data_scheme)
 OURS = ReadIf(
     lambda config: config.engine == "palimpsest",
     lambda config: f"with --engine={config.engine}",
-    True,
+    whole=True,
 )
 ON_CACHES = _on_task(lambda config: not config.data_scheme)
 _PACKED = ReadIf(

@@ -15,7 +15,8 @@ from tasks.terminal.table import table
 from trainer.config import field_paths, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
-from trainer.config.run import BRANCH, CONFIG_FILE, Config, load_config, stored_model
+from trainer.config.run import BRANCH, Config
+from trainer.config.stored import CONFIG_FILE, load_config, stored_model
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 from trainer.model.registry import SLOTS, STACK_PARTS

@@ -10,7 +10,8 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import Given
 from trainer.config import field_paths
-from trainer.config.run import CONFIG_FILE, Config, stored_model
+from trainer.config.run import Config
+from trainer.config.stored import CONFIG_FILE, stored_model
 from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"

@@ -14,7 +14,7 @@ from tasks.vocabulary import Vocabulary, VocabularyRecord
 from trainer.checkpoints import averages, metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import CONFIG_FILE, Config, field_paths
-from trainer.config.run import load_vocabulary_record
+from trainer.config.stored import load_vocabulary_record
 from trainer.config.this_machine import on_this_machine
 from trainer.data.cached_task import CachedTask
 from trainer.data.run import Run

@@ -25,7 +25,7 @@ from trainer.checkpoints.layout import Parts
 from trainer.checkpoints.stored import NO_STEP, Checkpoint, load
 from trainer.checkpoints.tensors import Tensor, held
 from trainer.config import Config, from_transformers, stored_model
-from trainer.config.run import refuse_average
+from trainer.config.stored import refuse_average
 from trainer.data.run import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState

@@ -242,8 +242,7 @@ SLOTS = {
             "feed_forward",
             {
                 "mlp": Part(
-                    _FEED_FORWARD + "mlp",
-                    FeedForwardFacts(("mlp_activations", "mlp_bias")),
+                    _FEED_FORWARD + "mlp", FeedForwardFacts(("mlp_activations", "mlp_bias"))
                 ),
                 "none": Part(
                     constant(_FEED_FORWARD + "NO_FEED_FORWARD"), check=_check_no_feed_forward

@@ -129,10 +129,10 @@ def test_an_earlier_run_that_kept_a_moving_average_is_refused(kept, text_cache, 
     store(None)
     evaluate.main([f"--model_dir={run}"])
     store(0.9)
-    says = "--init_from_state=false, and use --average=last:K"
-    for command, flags in {
-        "evaluate": [f"--model_dir={run}"],
-        "pretrain": flags_of(text_cache, tmp_path / "new", LAST, f"--init_from={run}"),
-    }.items():
-        code, said = ended(f"trainer.{command}", flags, capsys)
-        assert_one_line(code, said, says)
+    pretrain = flags_of(text_cache, tmp_path / "new", LAST, f"--init_from={run}")
+    for command, source, flags in (
+        ("evaluate", run, [f"--model_dir={run}"]),
+        ("pretrain", run / "checkpoint_4", pretrain),
+    ):
+        says = f"--init_from={source} --init_from_state=false, and use --average=last:K"
+        assert_one_line(*ended(f"trainer.{command}", flags, capsys), says)

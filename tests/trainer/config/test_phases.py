@@ -156,10 +156,7 @@ def test_schedules_that_are_none_are_refused(text):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (
-            ["--batch_schedule=10: 8; 1K: 16"],
-            "boundaries must ascend, but an entry comes before",
-        ),
+        (["--batch_schedule=10: 8; 1K: 16"], "boundaries must ascend, but an entry comes before"),
         (["--train_tokens=1K", "--train_steps=3"], "alternatives: set only one"),
         (["--train_tokens=1000T", "--batch_size=1"], "train_steps"),
     ],

@@ -8,9 +8,8 @@ import pytest
 
 from tasks import annexes
 from tests.support.processes import started
-from trainer.config import Config
+from trainer.config import Config, save_config
 from trainer.config.presets import MODEL_PRESETS, T5_VOCAB_SIZE
-from trainer.config.run import save_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 # Names of parts that are also words.

@@ -104,10 +104,9 @@ def test_a_mixer_decodes_without_a_cache(config):
 
 def test_a_mixers_parameters_are_scanned_counted_and_decayed(config):
     params = init_params(model_spec(replace(config, scan_layers=True)), jax.random.key(0))
-    width, layers = config.emb_dim, config.num_decoder_layers
+    batch, length, width, layers = 2, 6, config.emb_dim, config.num_decoder_layers
     mixer = params["decoder"]["decoder"]["self_attention"]
     assert mixer["matrix"].shape == (width, layers, width)
-    batch, length, width, layers = 2, 6, config.emb_dim, config.num_decoder_layers
     plain = replace(config, mixer=None)
     attention = 4 * width * config.num_heads * config.head_dim
     more = layers * (width * width + 2 * width - attention)

@@ -14,9 +14,7 @@ from trainer.model.attention import DotProductAttention
 from trainer.model.dense import Shared
 from trainer.model.device import Device
 from trainer.model.parametrisation import StandardParametrisation
-from trainer.model.positions import (
-    T5RelativePosition,
-)
+from trainer.model.positions import T5RelativePosition
 from trainer.model.slot import Choice
 from trainer.model.spec import model_spec
 
