@@ -132,7 +132,7 @@ class Trial:
         longest = pick((1000, 256 << 10) if self.is_large else (40, 150, 1000, 256 << 10))
         self._validation = pick((0, 0.01, 0.1, 0.3))
         few = self._pairs and chance() < 0.6
-        filters = "filter" in annexes.entries("flags.build")
+        filters = bool(annexes.entries("filters"))
         encode = oracle.encoder(self._vocabulary, self._kind == "t5_sentinels")
         self._rules = oracle.Rules(
             encode, longest, self._validation,

@@ -11,9 +11,7 @@ from tasks import annexes
 from tasks.terminal.command_line import UserError
 from tests.pipeline.annexes.deduplication.texts import entries, search, sha256, words, write
 
-needs_filters = pytest.mark.skipif(
-    "filter" not in annexes.entries("flags.build"), reason="without filters"
-)
+needs_filters = pytest.mark.skipif(not annexes.entries("filters"), reason="without filters")
 
 
 def test_paragraphs_are_cut(tmp_path, build):
