@@ -37,7 +37,7 @@ OF_PRETRAIN = (
 
 @dataclasses.dataclass(frozen=True)
 class Bill:
-    """What a service takes for its workers."""
+    """The price of a service's workers."""
 
     service: str
     dollars: float  # per vCPU and hour, by the price list
@@ -49,11 +49,11 @@ class Engine(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether the workers are processes of this machine, whose time a dry run measures."""
+        """True if the workers are processes of this machine, whose time a dry run measures."""
 
     @property
     def bill(self) -> Bill | None:
-        """What the workers cost; None if nobody bills them by vCPU and hour."""
+        """The workers' price; None if nobody bills them by vCPU and hour."""
 
     def check(self, corpus: CorpusSpec, folder: str) -> None:
         """Raises a UserError for a mistake that only the running job would report."""
@@ -78,7 +78,7 @@ class Kind(Protocol):
         """Returns the names of flags to propose for a word that is none."""
 
     def not_of(self, given: Sequence[str]) -> list[str]:
-        """Returns those of the `given` words that are no flags of the engine."""
+        """Returns the `given` words without the engine's flags."""
 
     def made(self, given: Sequence[str], verbose: bool) -> Engine:
         """Returns the engine of its flags."""
@@ -117,10 +117,10 @@ def chosen(flags: Any) -> Engine:
     """Returns the engine of a command's flags runner, runner_flags, workers and verbose."""
     name = _name(flags.runner or LOCAL)
     if name is None:
-        others = "; on Slurm, give each task of an array --part=K/N"
-        others = others if flags.runner.lower().startswith("slurm") else ""
+        on_slurm = "; on Slurm, give each task of an array --part=K/N"
+        on_slurm *= flags.runner.lower().startswith("slurm")
         known = ", ".join([*annexes.entries(_SLOT), LOCAL])
-        raise UserError(f"unknown --runner={flags.runner}: it is {known}{others}")
+        raise UserError(f"unknown --runner={flags.runner}: it is {known}{on_slurm}")
     if getattr(flags, "part", None) and name != LOCAL:
         raise UserError(
             f"--part={flags.part} is for processes that work on this machine, with --workers: "
@@ -129,7 +129,7 @@ def chosen(flags: Any) -> Engine:
     kind: Kind | None = annexes.get(_SLOT, name)
     if left := kind.not_of(flags.runner_flags) if kind else list(flags.runner_flags):
         for other, reader in _kinds().items():
-            if len(reader.not_of(left)) < len(left):
+            if left[0] not in reader.not_of(left):
                 raise UserError(f"only --runner={other} reads {left[0].partition('=')[0]}")
         _refuse(left, names_of(flags))
     if kind is None:
@@ -149,9 +149,8 @@ def local(workers: int = 1) -> Engine:
 def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
     """Raises a UserError for the first of `given` flags that no engine has, nor we (`known`)."""
     left = [*given]
-    kinds = _kinds().values() if left else ()
-    for kind in kinds:
-        left = kind.not_of(left) if left else left
+    for kind in _kinds().values() if left else ():
+        left = left and kind.not_of(left)
     if left:
         _refuse(left, known)
 

@@ -24,7 +24,7 @@ def import_beam() -> Any:
 
 
 def not_of(given: Sequence[str]) -> list[str]:
-    """Returns those of the `given` words that are no flags of Beam's."""
+    """Returns the `given` words without Beam's flags."""
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,17 @@ from tasks.terminal.command_line import UserError
 def test_this_machine_by_name():
     for name in ("FnApiRunner", "fnapi"):
         assert engines.chosen(Options("t", "v", "c", runner=name, workers=2)).is_local
+
+
+def test_a_flag_of_another_engine(monkeypatch):
+    def kind(flag):
+        return SimpleNamespace(not_of=lambda given: [word for word in given if flag not in word])
+
+    kinds = {"one": kind("address"), "other": kind("master")}
+    monkeypatch.setattr(engines, "_kinds", lambda: kinds)
+    options = Options("t", "v", "c", runner_flags=("--master=local", "--address=auto"))
+    with pytest.raises(UserError, match="only --runner=other reads --master"):
+        engines.chosen(options)
 
 
 def test_errors_of_workers(tmp_path, monkeypatch):
