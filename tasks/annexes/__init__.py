@@ -128,30 +128,30 @@ _Value = TypeVar("_Value")
 
 
 class Registry(Mapping[str, _Value]):
-    """Values by name: the core's, those that modules register, and the annexes' of a slot.
+    """Values by name: the core's and those that modules register, `own`, and a slot's of annexes.
 
     A value of an annex is imported when it is read; the names alone import nothing.
     """
 
     def __init__(self, slot: str, own: Mapping[str, _Value]):
-        self._slot, self._own = slot, dict(own)
+        self._slot, self.own = slot, dict(own)
         self._read: dict[str, _Value] = {}
 
     def __getitem__(self, name: str) -> _Value:
-        if name in self._own:
-            return self._own[name]
+        if name in self.own:
+            return self.own[name]
         if name not in self._read:
             self._read[name] = self.completed(load(entries(self._slot)[name]))
         return self._read[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in entries(self._slot)
+        return name in self.own or name in entries(self._slot)
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._own, **entries(self._slot)})
+        return iter({**self.own, **entries(self._slot)})
 
     def __len__(self) -> int:
-        return len({**self._own, **entries(self._slot)})
+        return len({**self.own, **entries(self._slot)})
 
     def completed(self, value: _Value) -> _Value:
         """Returns what is kept of a value that is added."""
@@ -161,4 +161,4 @@ class Registry(Mapping[str, _Value]):
         """Adds a value for this process; raises ValueError if the name is taken."""
         if name in self:
             raise ValueError(f"there is already a {self._slot.rpartition('.')[2]} called {name!r}")
-        self._own[name] = self.completed(value)
+        self.own[name] = self.completed(value)

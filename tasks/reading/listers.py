@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tasks import annexes
+from tasks.annexes import Registry
 from tasks.document_kind import SIDES, DocumentKind
 from tasks.reading import compression, cutting, hub, listing, opening, splits
 from tasks.reading.batches import Batches
@@ -134,7 +135,7 @@ class Files:
             with (
                 opening.user_errors(part.file.path),
                 opening.unchanged(part.file),
-                contextlib.closing(_read(form, corpus, part, batch_documents)) as found,
+                contextlib.closing(read(form, corpus, part, batch_documents)) as found,
             ):
                 yield from found
 
@@ -146,7 +147,7 @@ class Files:
             raise UserError(f"corpus {spec} is empty: its {len(found)} files hold no documents")
         smallest = min(full, key=lambda file: file.bytes)
         with opening.user_errors(smallest.path):
-            _ranges(FORMATS[form], spec, smallest)
+            ranges(FORMATS[form], spec, smallest)
 
 
 class HubFiles(Files):
@@ -161,7 +162,8 @@ class HubFiles(Files):
         pass  # the Hub is asked once, when the corpus is resolved
 
 
-def _ranges(form: Format, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
+def ranges(form: Format, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
+    """Returns `form.ranges` of a file, which may be an archive."""
     try:
         return form.ranges(spec, file)
     except compression.Archive:
@@ -169,7 +171,8 @@ def _ranges(form: Format, spec: CorpusSpec, file: SourceFile) -> list[FileRange]
         return found
 
 
-def _read(form: Format, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
+def read(form: Format, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
+    """Yields the documents of a part, which may be an archive; see `Format.read`."""
     try:
         with contextlib.closing(form.read(corpus, part, batch_documents)) as found:
             yield from found
@@ -187,13 +190,12 @@ def _of_archives(name: str, file: SourceFile) -> Any:
 
 
 Lister = Files | PythonDocs
-_LISTERS: dict[str, Lister] = {PYTHON_DOCS: PythonDocs(), HUB: HubFiles()}
+_LISTERS: Registry[Lister] = Registry("listers", {PYTHON_DOCS: PythonDocs(), HUB: HubFiles()})
 
 
 def of_kind(kind: str) -> Lister:
     """Returns the lister for a kind of corpus."""
-    found: Lister | None = _LISTERS.get(kind) or annexes.get("listers", kind)
-    return found or Files()
+    return _LISTERS.get(kind) or Files()
 
 
 def _raw_ids(ranges: list[FileRange]) -> bool:
@@ -206,22 +208,22 @@ Inspected = tuple[ChosenFile, list[FileRange], dict[str, Any]]
 
 def _inspected(spec: CorpusSpec, form: str, chosen: list[ChosenFile]) -> list[Inspected]:
     def look(file: SourceFile) -> tuple[list[FileRange], str]:
-        ranges = _ranges(FORMATS[form], spec, file)
-        return ranges, "" if file.is_remote else files.sha256(file.path)
+        found = ranges(FORMATS[form], spec, file)
+        return found, "" if file.is_remote else files.sha256(file.path)
 
     def inspect(each: ChosenFile) -> Inspected:
         file = each.file
         with opening.user_errors(file.path):
-            ranges, sha256 = look(file)
+            found, sha256 = look(file)
             if sha256 and opening.changed(file):
                 with opening.unchanged(file):
-                    ranges, sha256 = look(file)
+                    found, sha256 = look(file)
         state = {"sha256": sha256} if sha256 else file.state
         entry = {"name": file.name, "split": file.split, "bytes": file.bytes, **state}
         known = SourceFile(
             file.folder, file.name, file.split, file.bytes, file.state, file.written, sha256
         )
-        return ChosenFile(known, each.splits, each.held_out), ranges, entry
+        return ChosenFile(known, each.splits, each.held_out), found, entry
 
     chunks = [chosen[begin : begin + _CHUNK] for begin in range(0, len(chosen), _CHUNK)]
     with ThreadPoolExecutor(_INSPECTORS) as pool:

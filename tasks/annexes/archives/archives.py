@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Generator, Iterator
 from typing import IO, Any, Self
 
-from tasks.reading import compression, opening, splits
+from tasks.reading import compression, listers, opening, splits
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import (
     IN_ARCHIVE,
@@ -36,36 +36,26 @@ _ENCRYPTED = 1  # a flag of zip's members
 
 
 def ranges(form: Format, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-    """Returns `form.ranges` of a file; an archive, whose first documents are checked, is one range.
+    """Returns an archive as one range, after a check of its first documents; [] if it has none.
 
     Raises errors as `Format.ranges` does.
     """
-    try:
-        return form.ranges(spec, file)
-    except compression.Archive:
-        pass
     with contextlib.closing(_members(spec, file)) as members:
         for member in members:
             with opening.user_errors(member.path):
-                if ranges(form, spec, member):
+                if listers.ranges(form, spec, member):
                     return [FileRange(0, None, file.bytes)]
     return []
 
 
 def read(form: Format, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
-    """Yields the documents of a part, which may be an archive; see `Format.read`."""
-    try:
-        with contextlib.closing(form.read(corpus, part, batch_documents)) as found:
-            yield from found
-        return
-    except compression.Archive:  # raised before the first batch
-        pass
+    """Yields the documents of an archive; see `Format.read`."""
     with contextlib.closing(_members(corpus.spec, part.file)) as members:
         for member in members:
             with opening.user_errors(member.path):
-                for each in ranges(form, corpus.spec, member):
+                for each in listers.ranges(form, corpus.spec, member):
                     whole = FilePart(member, each.start, each.stop, each.bytes, each.cuts)
-                    yield from read(form, corpus, whole, batch_documents)
+                    yield from listers.read(form, corpus, whole, batch_documents)
 
 
 def _members(spec: CorpusSpec, file: SourceFile) -> Generator[Member, None, None]:
@@ -81,7 +71,7 @@ def _members(spec: CorpusSpec, file: SourceFile) -> Generator[Member, None, None
         is_zip = compression.is_zip(handle)
         for name, data in _of_zip(handle) if is_zip else _of_tar(handle, file.path):
             name = name.removeprefix("./")
-            if any(word.startswith(".") for word in name.split("/")):
+            if any(part.startswith(".") for part in name.split("/")):
                 continue
             if spec.split and splits.split_of(f"{file.name}/{name}") != file.split:
                 raise UserError(
