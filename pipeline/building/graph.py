@@ -26,7 +26,7 @@ from tasks.vocabularies import registered
 
 
 class Stage(Protocol):
-    """What an annex does to documents between their reading and writing.
+    """A stage that an annex adds between the reading and the writing of documents.
 
     `tally` counts them, by (kind, reason).
     """

@@ -271,11 +271,7 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
         )
     differences = ours.difference(existing)
     if of_files:
-        others = [
-            difference
-            for difference in differences
-            if not difference.startswith(_FOLLOW_FROM_FILES)
-        ]
+        others = [each for each in differences if not each.startswith(_FOLLOW_FROM_FILES)]
         differences = [*others, of_files]
     raise UserError(
         f"{folder} holds a cache with a different plan ({'; '.join(differences[:3])}): choose "

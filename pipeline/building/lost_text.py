@@ -20,7 +20,7 @@ _SPACES = b" \t\n\v\f\r"
 
 
 class Sizes(NamedTuple):
-    """What a column's documents hold, each int64 [documents]."""
+    """Bytes of a column's documents, each int64 [documents]."""
 
     bytes: np.ndarray  # UTF-8 bytes of all text
     lost: np.ndarray  # those that unknown tokens stand for
@@ -33,7 +33,7 @@ class Lost(NamedTuple):
 
     bytes: int
     lost: int
-    rows: int  # number of those that lost all their text
+    rows: int  # number of rows that lost all their text
 
 
 def _normalised(text: str, vocabulary: Vocabulary) -> int:
@@ -90,7 +90,7 @@ def of_rows(
     documents_R: np.ndarray,
     vocabulary: Vocabulary,
 ) -> Lost:
-    """Returns what rows lost that hold documents, or parts of them.
+    """Returns the text that rows of documents, or of parts of documents, lost.
 
     Args:
       rows: their tokens, one row after another, and int64 [rows], tokens of each.
@@ -113,9 +113,9 @@ def of_rows(
 def _divided(
     whole_R: np.ndarray, counts_R: np.ndarray, counts_D: np.ndarray, documents_R: np.ndarray
 ) -> np.ndarray:
-    """Returns each row's part of its document's `whole_R`; all rows of a document have all of it.
+    """Returns each row's part of its document's `whole_R`, by its share of the document's counts.
 
-    It is by a row's share `counts_R` of the document's `counts_D`. `documents_R` is sorted.
+    The parts of all rows of a document add up to `whole_R`. `documents_R` is sorted.
     """
     until_R = np.cumsum(counts_R)
     firsts_R = np.searchsorted(documents_R, documents_R)

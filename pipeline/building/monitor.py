@@ -88,8 +88,8 @@ class Monitor:
         with ThreadPoolExecutor(files.threads(self._folder)) as pool:
             self.shards += [shard for shard in pool.map(read, keys) if shard]
         rows = {name for each in waiting for name in each.names(self._plan, "tfrecord")}
-        partial = (size for size in sizes if size.startswith(files.PARTIAL))
-        writing = sum(sizes[each] for each in partial if files.final_name(each) in rows)
+        partial = (name for name in sizes if name.startswith(files.PARTIAL))
+        writing = sum(sizes[name] for name in partial if files.final_name(name) in rows)
         ratio = self._seen / self._written if self._written else _TEXT_PER_ROW_BYTE
         left = self.total - self._finished
         self.done = max(self.done, self._finished + min(writing * ratio, 0.99 * left))

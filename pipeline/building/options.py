@@ -127,9 +127,8 @@ class Options:
     exclude: str | None = field(
         None,
         "exclude lists of a search for duplicates, or text files with one id per line, separated "
-        "by commas: "
-        "their documents are left out. In an existing cache, only the shards that hold them are "
-        "rewritten. A list stays in force for every later build of the cache",
+        "by commas: their documents are left out. In an existing cache, only the shards that hold "
+        "them are rewritten. A list stays in force for every later build of the cache",
         joined=",",
     )
     extend: bool = field(
@@ -156,6 +155,6 @@ class Options:
 
     @property
     def notes(self) -> TextIO:
-        """Where notes are printed: beside a dry run's JSON, the standard error."""
+        """The stream for notes, which is the standard error if a dry run prints JSON."""
         flags = getattr(self, "dry_run", None)
         return sys.stderr if flags and flags.json else sys.stdout

@@ -51,11 +51,7 @@ class Planned:
         found, before = [], set[str]()
         for generation in self.job.plan.generations[:-1]:
             before.update(generation)
-            some = [
-                assignment
-                for assignment in self.assignments
-                if assignment.piece.parts[0].file.name in before
-            ]
+            some = [each for each in self.assignments if each.piece.parts[0].file.name in before]
             found.append(_shard_counts(some))
         return found
 

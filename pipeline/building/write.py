@@ -154,17 +154,16 @@ class ShardWriter:
             np.save(self._open("rows"), index, allow_pickle=False)
             self._guard.check()  # before any of the files gets its name
         lost = dict(sorted((+self._lost).items()))
+        is_pair = self.unit is DocumentKind.PAIR
         of_tokens = [f"{column} {manifest.TOKENS}" for column in self.unit.columns]
         shard = manifest.Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
-            pairs=manifest.PairCounts(**self._pair_counts)
-            if self.unit is DocumentKind.PAIR
-            else None,
+            pairs=manifest.PairCounts(**self._pair_counts) if is_pair else None,
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
-            unknown_tokens=sum(lost.get(token, 0) for token in of_tokens) or None,
+            unknown_tokens=sum(lost.get(name, 0) for name in of_tokens) or None,
             lost=lost or None,
             **self._counts,
         )

@@ -75,7 +75,7 @@ def _check_units(
         for each in (*before, *originals)
         if each.kind == lists.DUPLICATES and each.documents
     ]
-    known = [paragraph.header.get("exclude", []) for paragraph in of_paragraphs]
+    known = [each.header.get("exclude", []) for each in of_paragraphs]
     new = set(originals.values())
     late = [sha256 for sha256 in of_documents if sha256 in new]
     if any(set(of_documents) - set(each) for each in known) or (earlier and late):

@@ -75,7 +75,7 @@ def of_corpus(corpus: Corpus) -> Origin:
 
 
 def of_record(record: Mapping[str, Any], folder: str = "", spec: str = "") -> Origin:
-    """Returns a corpus of which only the record in its cache's plan is known."""
+    """Returns a corpus from the record in its cache's plan."""
     names = ("name", "bytes", "split")
     found = tuple(
         File(folder, each["name"], each["bytes"], _state(

@@ -21,8 +21,8 @@ def path() -> pathlib.Path:
     """
     system, processor = build.machine()
     levels = build.LEVELS.get(processor, (build.ANY,))
-    names = [build.FOLDER / build.file_name(system, processor, level) for level in levels]
-    found = [name for name in names if name.exists()]
+    paths = [build.FOLDER / build.file_name(system, processor, level) for level in levels]
+    found = [path for path in paths if path.exists()]
     if not found:
         raise UserError(
             f"{build.FOLDER} has no compiled code for {system} on {processor}, or only that of "

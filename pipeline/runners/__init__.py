@@ -1,1 +1,1 @@
-"""Where pieces are worked on: engines by name, local workers, parts, secrets."""
+"""Engines by name, workers of this machine, parts of a job, and secrets."""

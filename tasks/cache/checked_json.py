@@ -48,11 +48,9 @@ def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
         mine, theirs = ours, others
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return [
-            difference
+            each
             for key in sorted({*mine, *theirs})
-            for difference in differences(
-                mine.get(key), theirs.get(key), f"{path}.{key}".lstrip(".")
-            )
+            for each in differences(mine.get(key), theirs.get(key), f"{path}.{key}".lstrip("."))
         ]
     return [] if mine == theirs else [f"{path}: {short(mine)}, there: {short(theirs)}"]
 

@@ -91,7 +91,7 @@ class RegularSpans:
             spans.append(noise.run_starts(mask).sum(axis=1))
             both.append(tokens[-1] + spans[-1])
         return Bounds(
-            min(int(token.min()) for token in tokens),
+            min(int(each.min()) for each in tokens),
             *(max(int(each.max()) for each in several) for several in (tokens, spans, both)),
         )
 

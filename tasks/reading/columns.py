@@ -122,9 +122,7 @@ class Columns:
         self._templates = [Template((("", spec.column),), only_text=True)]
         if self.unit is DocumentKind.PAIR:
             self._templates = [parse(spec.inputs), parse(spec.targets)]
-        self.names = tuple(
-            dict.fromkeys(name for template in self._templates for name in template.columns)
-        )
+        self.names = tuple(dict.fromkeys(name for each in self._templates for name in each.columns))
         # Columns that a file must have.
         self.checked = (*self.names, spec.id) if spec.id else self.names
 

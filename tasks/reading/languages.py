@@ -46,7 +46,7 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
         if names is not None:
             raise UserError(f"--languages={names}: --corpus={text} has no {PLACE}; {FORMS}")
         return {"": parse(text)}
-    found = _found(text, head) if names is None else [word.strip() for word in names.split(",")]
+    found = _found(text, head) if names is None else [name.strip() for name in names.split(",")]
     for name in found:
         if not re.fullmatch(_NAME, name):
             raise UserError(

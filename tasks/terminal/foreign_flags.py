@@ -1,7 +1,7 @@
 """Answers to flags of other trainers, which people type out of habit: foreign_flags.toml.
 
 Annexes add to it in the slots "foreign_flags" and, for commands that have a flag,
-"foreign_answers.FLAG".
+"foreign_answers.FLAG"; "advice.NAME" follows the answer whose first name is NAME.
 """
 
 import difflib
@@ -51,10 +51,9 @@ def _instead(name: str, known: Collection[str]) -> list[str]:
     if (ours := f"{_GROUPS.get(group)}.{last}") in known:
         return [ours]
     rows = [*table()["instead"].items(), *annexes.entries("foreign_flags").items()]
-    for fromkey in dict.fromkeys((name, last) if group in _ANYWHERE else (name,)):
-        for flags in "|".join(ours for ours, theirs in rows if fromkey in theirs.split()).split(
-            "|"
-        ):
+    for theirs in dict.fromkeys((name, last) if group in _ANYWHERE else (name,)):
+        groups = "|".join(ours for ours, names in rows if theirs in names.split())
+        for flags in groups.split("|"):
             if here := [flag for flag in flags.split() if flag in known]:
                 return here
     return [each for each in sorted(known) if each.rpartition(".")[2] == name]
@@ -78,6 +77,4 @@ def _similar(name: str, known: Collection[str]) -> list[str]:
 
     ends = {each.rpartition(".")[2]: each for each in sorted(known)} if "." not in name else {}
     best = max([*known, *ends], key=similarity, default="")
-    return (
-        [ends.get(best, best) if best not in known else best] if similarity(best) > _CLOSE else []
-    )
+    return [best if best in known else ends.get(best, best)] if similarity(best) > _CLOSE else []

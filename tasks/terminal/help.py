@@ -134,8 +134,7 @@ def _filled(text: str) -> str:
     """Returns paragraphs that fit the terminal; indented ones keep their lines."""
     paragraphs = textwrap.dedent(text).strip().split("\n\n")
     return "\n\n".join(
-        paragraph if "\n " in f"\n{paragraph}" else textwrap.fill(paragraph, _width())
-        for paragraph in paragraphs
+        each if "\n " in f"\n{each}" else textwrap.fill(each, _width()) for each in paragraphs
     )
 
 

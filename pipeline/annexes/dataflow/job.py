@@ -113,12 +113,9 @@ def run(
         result = pipeline.run()
         _wait(result, service, arguments)
         counters = result.metrics().query()["counters"]
-        ours = (counter for counter in counters if counter.key.metric.namespace == _COUNTERS)
+        ours = (each for each in counters if each.key.metric.namespace == _COUNTERS)
         return Counter(
-            {
-                counter.key.metric.name: counter.committed or counter.attempted or 0
-                for counter in ours
-            }
+            {each.key.metric.name: each.committed or each.attempted or 0 for each in ours}
         )
 
 

@@ -375,9 +375,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _check(name: str, settings: dict[str, Any]) -> None:
-    if unknown := [
-        setting for setting in settings.get("scripts", ()) if setting not in kernels.scripts()
-    ]:
+    if unknown := [each for each in settings.get("scripts", ()) if each not in kernels.scripts()]:
         close = nearest(unknown[0], kernels.scripts())
         raise ValueError(f"there is no script {unknown[0]}{close}")
     words = {word for text in settings.get("stop_words", ()) for word in text.lower().split()}
@@ -405,7 +403,7 @@ def _function_state(name: str, module: str | None) -> dict[str, str]:
         raise ValueError(f"it needs --task_module, the module that defines {name}")
     loaded = registry.load(module)
     if not callable(getattr(loaded, name, None)):
-        known = [var for var in vars(loaded) if callable(getattr(loaded, var))]
+        known = [each for each in vars(loaded) if callable(getattr(loaded, each))]
         raise ValueError(f"{module} has no function {name}{nearest(name, known)}")
     if not loaded.__file__:
         raise ValueError(f"{module} is not a file, so a plan cannot name its content")

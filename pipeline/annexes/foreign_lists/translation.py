@@ -49,7 +49,7 @@ def translated(
 
 
 def _as_it_is(each: Given, targets: Mapping[str, Target]) -> dict[str, Given]:
-    """Returns a list without files; refuses one of duplicates in other files."""
+    """Returns a list that names no files; refuses one that was made from other files."""
     wanted = each.header.get("files", "")
     for target in targets.values():
         known = wanted in ("", matching.digest(target.record)) or each.record in target.in_force

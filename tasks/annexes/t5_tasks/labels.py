@@ -82,10 +82,7 @@ def spearman(targets: Sequence[float], predictions: Sequence[float]) -> dict[str
 
 
 def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> float:
-    sides = (
-        [_number(target) for target in targets],
-        [_number(prediction) for prediction in predictions],
-    )
+    sides = [[_number(each) for each in side] for side in (targets, predictions)]
     if any(len(set(side)) < 2 for side in sides):
         return 0.0
     from scipy import stats

@@ -180,6 +180,4 @@ def _open(handle: IO[bytes], path: str) -> Any:
 def _column_bytes(group: Any, names: Collection[str]) -> int:
     """Returns the uncompressed size of a row group's columns, from its metadata."""
     columns = map(group.column, range(group.num_columns))
-    return sum(
-        column.total_uncompressed_size for column in columns if column.path_in_schema in names
-    )
+    return sum(each.total_uncompressed_size for each in columns if each.path_in_schema in names)

@@ -9,9 +9,8 @@ from trainer import evaluate
 
 def test_a_module_is_run_by_python_unless_it_has_a_short_name(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        type(evaluate.main), "start", lambda *_: seen.append(program("vocab.train"))
-    )
+    kind = type(evaluate.main)
+    monkeypatch.setattr(kind, "start", lambda *_: seen.append(program("vocab.train")))
     with pytest.raises(SystemExit):  # a real `start` never returns
         palimpsest.main(["evaluate", "run"])
     assert seen == ["palimpsest vocab train"]

@@ -203,7 +203,8 @@ def test_pairs_are_written(tmp_path):
     lines = [json.dumps(row, ensure_ascii=False) for row in (RTE, odd)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     flags = [f"--output={tmp_path}/pairs.jsonl", f"--input={tmp_path}/rows.jsonl"]
-    made = run("tasks.annexes.t5_tasks.write_pairs", "--task=glue_rte", *flags)
+    command = "tasks.annexes.t5_tasks.write_pairs"
+    made = run(command, "--task=glue_rte", *flags)
     assert made.returncode == 0, made.stderr
     written = (tmp_path / "pairs.jsonl").read_bytes()
     first, second = map(json.loads, written.decode().rstrip("\n").split("\n"))
@@ -217,17 +218,12 @@ def test_pairs_are_written(tmp_path):
         ("glue_rte", "", "has no rows"),
     ):
         (tmp_path / "rows.jsonl").write_text(text)
-        made = run("tasks.annexes.t5_tasks.write_pairs", f"--task={name}", *flags)
+        made = run(command, f"--task={name}", *flags)
         assert made.returncode == 2
         assert made.stderr.count("\n") == 1
         assert says in made.stderr
     (tmp_path / "rows.parquet").write_text("no table")
-    made = run(
-        "tasks.annexes.t5_tasks.write_pairs",
-        "--task=glue_rte",
-        flags[0],
-        f"--input={tmp_path}/rows.parquet",
-    )
+    made = run(command, "--task=glue_rte", flags[0], f"--input={tmp_path}/rows.parquet")
     assert (made.returncode, made.stderr.count("\n")) == (2, 1)
     assert "rows.parquet: this is not Parquet" in made.stderr
     assert (tmp_path / "pairs.jsonl").read_bytes() == written
