@@ -59,9 +59,9 @@ def _open_caches(config: Config, origins: dict[str, str], training: bool) -> Ope
     caches.check(mixtures)
     names = dict.fromkeys(name for spec in mixtures for name in spec.names)
     tasks = [caches.open(name, patient=training) for name in names]
-    for task in tasks:
-        check_task(task.task, config)
-        config = _imply_lengths(config, origins, task.task)
+    for cached in tasks:
+        check_task(cached.task, config)
+        config = _imply_lengths(config, origins, cached.task)
     record, ids = tasks[0].manifest.plan.vocabulary, tasks[0].ids
     vocabulary = DataVocabulary(
         "vocabulary of the cache",

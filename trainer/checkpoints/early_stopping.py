@@ -190,11 +190,7 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
     """Returns the value of METRIC, min:METRIC or max:METRIC; raises UserError if missing."""
     name = metric.removeprefix("min:").removeprefix("max:")
     if name not in values:
-        known = [
-            value
-            for value in values
-            if value in BEST_METRICS or value.rpartition("/")[2] not in _STATISTICS
-        ]
+        known = [n for n in values if n in BEST_METRICS or n.rpartition("/")[2] not in _STATISTICS]
         raise UserError(
             f"{flag}={metric}: these tasks do not have this metric; choose one of "
             f"{', '.join(known)}"

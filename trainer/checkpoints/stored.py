@@ -102,15 +102,11 @@ def steps(folder: str) -> list[int]:
     return [*checkpoints(folder)]
 
 
-def of_step(folder: str, step: int) -> str:
-    """Returns the path of a checkpoint found by `steps(folder)`."""
-    return checkpoints(folder)[step]
-
-
 def chosen(folder: str, step: int) -> str:
     """Returns the path of a folder's checkpoint; raises UserError if this step has none."""
-    chosen_steps(str(step), steps(folder), folder)
-    return of_step(folder, step)
+    found = checkpoints(folder)
+    chosen_steps(str(step), [*found], folder)
+    return found[step]
 
 
 def load(path: str) -> Checkpoint:

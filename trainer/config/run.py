@@ -327,8 +327,7 @@ class _Config:
 
     def entries(self, slot: str) -> list[Any]:
         """Imports and returns the entries of a slot whose annexes' settings of that name are on."""
-        known = annexes.entries(slot)
-        return [annexes.load(known[name]) for name in self.names_on(slot)]
+        return [annexes.get(slot, name) for name in self.names_on(slot)]
 
     def names_on(self, slot: str) -> list[str]:
         """Returns the names of a slot's entries whose annexes' settings are on."""

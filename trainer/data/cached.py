@@ -167,10 +167,10 @@ class CachedData:
         rows = self.lengths if self._packs else None
         by_document = self._config.data.segment_documents
         return {
-            task.task.name: task_record.task_record(
-                task, self.example_lengths(task.task), rows, by_document
+            cached.task.name: task_record.task_record(
+                cached, self.example_lengths(cached.task), rows, by_document
             )
-            for task in self.tasks
+            for cached in self.tasks
         }
 
     def keep_vocabulary(self, folder: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class CachedData:
 
     @property
     def record(self) -> dict[str, Any]:
-        names = [task.task.name for task in self.tasks]
+        names = [cached.task.name for cached in self.tasks]
         rates = [
             [step, [[name, rate] for name, rate in zip(names, shares, strict=True) if rate]]
             for step, shares in self.rates
@@ -282,7 +282,7 @@ class CachedData:
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
         """(updates made before, share of each task) for the first mixture and each change."""
-        manifests = {task.task.name: task.manifest for task in self.tasks}
+        manifests = {cached.task.name: cached.manifest for cached in self.tasks}
         return mixing.rates(self._config, self.sources, manifests, self._caches.knows_sizes)
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
@@ -339,16 +339,16 @@ class CachedData:
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns a split's windows by task; skips, with a message, tasks without text in it."""
         sets, empty = [], []
-        for task in self.tasks:
-            known = split in task.manifest.splits or len(self.tasks) == 1
-            manifest = self.evaluated(task, split) if known else None
-            maker = self.maker(task, split, True, manifest=manifest) if manifest else None
+        for cached in self.tasks:
+            known = split in cached.manifest.splits or len(self.tasks) == 1
+            manifest = self.evaluated(cached, split) if known else None
+            maker = self.maker(cached, split, True, manifest=manifest) if manifest else None
             if maker is None or not len(maker.windows):
-                empty.append(task)
+                empty.append(cached)
                 continue
             iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
             batches = -(-len(maker.windows) // batch_size)
-            sets.append(EvaluationSet(task.task.name, batches, iterate))
+            sets.append(EvaluationSet(cached.task.name, batches, iterate))
         first = self._first_shards
         if not sets:
             if first and first < empty[0].manifest.plan.shards.get(split, 0):
@@ -381,7 +381,7 @@ class CachedData:
             metrics = tuple(dict.fromkeys((*metric.chosen(judge.metrics), *metrics)))
         if not metrics:
             return []
-        ids = {task.task.name: task.ids for task in self.tasks}
+        ids = {cached.task.name: cached.ids for cached in self.tasks}
         return [
             of_batches(rows.name, rows.iterate, ids[rows.name], metrics, judge)
             for rows in self.evaluation(split, _EXAMPLE_ROWS)
@@ -418,7 +418,7 @@ class CachedData:
             startup.change_line(skips.updates(step), dict(zip(names, changed, strict=True)))
             for step, changed in changes
         )
-        batch, specs = batches[first_step], [task.task for task in self.tasks]
+        batch, specs = batches[first_step], [cached.task for cached in self.tasks]
         return [
             *lines,
             *startup.skip_lines(self._config.data),

@@ -175,7 +175,7 @@ class PackedPairs:
 
 @dataclasses.dataclass(frozen=True)
 class PairRows:
-    """Rows of packed pairs, read in `order`."""
+    """Rows of packed pairs, in the order of `reading`."""
 
     plan: PackedPairs
     reading: Epochs  # of rows, not of windows

@@ -60,7 +60,7 @@ def rates(
     config: Config,
     sources: Sequence[Source],
     manifests: Mapping[str, CacheManifest],
-    knows_sizes: bool = True,
+    knows_sizes: bool,
 ) -> list[tuple[int, list[float]]]:
     """Returns (updates made before, share of each source) for the first mixture and each change.
 

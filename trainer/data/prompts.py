@@ -17,5 +17,5 @@ def prompt_form(run: Run) -> PromptForm:
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
-    prefix = any("prefix" in task.task.objective.features for task in run.data.tasks)
+    prefix = any("prefix" in cached.task.objective.features for cached in run.data.tasks)
     return PromptForm(ends=False, prefix=prefix)

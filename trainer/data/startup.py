@@ -178,11 +178,11 @@ def check_nest(config: Config, tasks: Sequence[CachedTask], caches: Caches) -> N
     ):
         if is_set:
             raise UserError(f"{flag} cannot be combined with --{name}: leave out one of the two")
-    for task in tasks:
-        if task.task.objective.unit is DocumentKind.PAIR or task.manifest.plan.rows_are_windows:
+    for cached in tasks:
+        if cached.task.objective.unit is DocumentKind.PAIR or cached.manifest.plan.rows_are_windows:
             raise UserError(
-                f"{flag}: the rows of {task.cache} are windows, so that no other length can be cut "
-                "from them: build it with --packing=concat"
+                f"{flag}: the rows of {cached.cache} are windows, so that no other length can be "
+                "cut from them: build it with --packing=concat"
             )
 
 

@@ -141,15 +141,15 @@ class _Text:
 
 def _texts(run: Run, split: str) -> dict[str, _Text]:
     texts: dict[str, _Text] = {}
-    for task in run.data.tasks:
-        objective = task.task.objective
+    for cached in run.data.tasks:
+        objective = cached.task.objective
         if not objective.codes_text:
             continue
-        manifest = run.data.evaluated(task, split)
+        manifest = run.data.evaluated(cached, split)
         tokens = manifest.total(split, "tokens") if split in manifest.splits else 0
         if tokens:
             weight = manifest.total(split, "text_bytes") / tokens
-            texts[task.task.name] = _Text(weight, objective.appends_eos, WordCounter(task.ids))
+            texts[cached.task.name] = _Text(weight, objective.appends_eos, WordCounter(cached.ids))
     return texts
 
 

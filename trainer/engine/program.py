@@ -1,5 +1,6 @@
 """The compiled program of a run: mesh, state and steps."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,8 +53,8 @@ class Program:
         self.spec = model_spec(config.model)
         self.rules = config.mesh.rules
         self._seed, self._config = config.seed, config
-        # Adds features that are computed on the devices to a batch there.
-        self.add_features: Callable[[Batch], Batch] = lambda batch: batch
+        # Each adds features that are computed on the devices to a batch there.
+        self.features: list[Callable[[Batch], Batch]] = []
         self.tuning = tuning_of(config, self.spec)
         self._optimizer = self.tuning.optimizer()
         self._model = build_model(self.spec)
@@ -92,7 +93,8 @@ class Program:
 
     def put(self, rows: Batch) -> Batch:
         """Returns a batch on the devices, given this process's part of its rows."""
-        return self.add_features(sharding.put_part(rows, self.mesh, self.host_part.hosts))
+        batch = sharding.put_part(rows, self.mesh, self.host_part.hosts)
+        return functools.reduce(lambda batch, add: add(batch), self.features, batch)
 
     def initial_state(self) -> TrainState:
         """Returns the state at step 0, which depends on the configuration but not the mesh."""

@@ -34,7 +34,7 @@ class Predicting:
         config = run.config
         self._split, self._program = split, program
         self._limit = config.evaluation.examples
-        self.sets = [example for example in run.data.examples(split) if example.measured]
+        self.sets = [task for task in run.data.examples(split) if task.measured]
         self._decoder: Decoder | None = None
         if not self.sets:
             return

@@ -183,7 +183,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
 
 def _rates(data: Data, config: Config) -> Iterator[tuple[str, str]]:
     """Yields the share of rows of each task, from each update at which they change."""
-    names = [task.task.name for task in data.tasks]
+    names = [cached.task.name for cached in data.tasks]
     for begin, shares in data.rates:
         listed = ", ".join(f"{n} {share:.4g}" for n, share in zip(names, shares, strict=True))
         since = config.data.skips.updates(begin) + 1
@@ -216,7 +216,7 @@ def _tokens_to(data: Data, config: Config, batch: int) -> float:
         shares = [shares for begin, shares in data.rates if begin <= first][-1]
         if phases.nest:  # their windows are as long as each phase's rows
             lengths = phases.of(first + 1).lengths
-            means = [task.task.objective.window_tokens(lengths) for task in data.tasks]
+            means = [cached.task.objective.window_tokens(lengths) for cached in data.tasks]
         rows = phases.passed(last) - phases.passed(first)
         total += rows * sum(map(operator.mul, shares, means))
     return total

@@ -55,9 +55,9 @@ def to_transformers(
     """Writes a transformers folder without its card; returns the contents of config.json."""
     config, vocabulary = model.config, settings.vocabulary
     special = vocabulary.special if vocabulary else T5_IDS
-    named = model.ids.get("config.json", {}).get(special_ids.PAD)
-    if config.architecture == "encoder" and named is not None:
-        special = dataclasses.replace(special, pad=named)
+    pad = model.ids.get("config.json", {}).get(special_ids.PAD)
+    if config.architecture == "encoder" and pad is not None:
+        special = dataclasses.replace(special, pad=pad)
     written = configs.to_config(config, model.positions, model.name.startswith("mt5"), special)
     own = _generation_config(written)
     # Without a vocabulary, an id that no file names is unknown, except the decoder's start.

@@ -61,11 +61,11 @@ def model_type(config: ModelConfig) -> str | None:
 
 def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
     """Returns the model to write (multipliers folded if needed) and its model_type or None."""
-    for fromkey in dict.fromkeys((config, folded(config))):
+    for model in dict.fromkeys((config, folded(config))):
         for kind in candidates(config.family):
             with contextlib.suppress(KeyError, UserError):
-                if same_model(_there_and_back(fromkey, kind), fromkey):
-                    return fromkey, kind
+                if same_model(_there_and_back(model, kind), model):
+                    return model, kind
     return config, None
 
 

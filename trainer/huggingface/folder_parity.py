@@ -4,13 +4,13 @@ import importlib.util
 import os
 
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
 from tasks.storage import files
 from trainer.data.features import Batch
 from trainer.huggingface import parity, special_ids, weights
 from trainer.huggingface.kinds import KINDS
 from trainer.model.config import ModelConfig
+from trainer.model.paths import tree_of
 
 # Rows, input positions and target positions of the compared batch: enough positions that several
 # distances share a bucket of relative positions.
@@ -37,16 +37,14 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
     written = files.read_json(os.path.join(folder, "config.json"))
     if not parity.has_class(written):
         return f"{NOT_COMPARED}this release of transformers has no {written['architectures'][0]}"
-    params = unflatten_dict(
-        {name: array.astype(np.float32) for name, array in arrays.items()}, sep="/"
-    )
+    params = tree_of({name: array.astype(np.float32) for name, array in arrays.items()})
     batch, theirs = random_batch(model), parity.their_model(folder, written)
     if (pad := special_ids.pad(written)) >= _FIRST_ID:  # RoBERTa would not number its places
         batch = {name: np.where(ids == pad, _FIRST_ID - 1, ids) for name, ids in batch.items()}
     single = parity.their_logits(theirs)(batch)
     ours = parity.our_logits(model, params)(batch)
     found = parity.compare(lambda _: ours, lambda _: single, [batch])
-    if all(np.ptp(logits, axis=-1).max() == 0 for logits in ours):  # as a head of zeros makes them
+    if all(np.ptp(each, axis=-1).max() == 0 for each in ours):  # as a head of zeros makes them
         return f"{NOT_COMPARED}they are the same for all tokens, so that they tell nothing"
     if found.holds:
         return str(found)

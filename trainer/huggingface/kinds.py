@@ -20,7 +20,7 @@ class Kind(NamedTuple):
       tensors: returns path of a parameter in the unscanned tree -> name of a module.
       families: families whose models may be of this type, beside those that name it themselves.
       beginning: beginning of all names but the heads', which a model without a head lacks.
-      inert: more fields without effect on the logits; `fields` lists the fields that no type reads.
+      inert: fields without effect on the logits, beside those in `config_json_fields`.
       start: the field with the id that a decoder reads first if decoder_start_token_id is missing.
       kernel: path and module of the kernel of untied logits.
       numbered: path of a table of positions that begins with rows for the padding id and the ids

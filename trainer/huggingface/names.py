@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import traverse_util
 
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import PAD_ID
 from trainer.huggingface.kinds import KINDS, Kind
 from trainer.model.config import ModelConfig
 from trainer.model.part_facts import TRANSFORMERS
-from trainer.model.paths import named
+from trainer.model.paths import named, tree_of
 from trainer.model.registry import FULL_PATTERN
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts
@@ -266,7 +265,7 @@ def from_tensors(
         if path not in flat:
             each = (flat.pop(_of_expert(path, number)) for number in range(facts.shape[0]))
             flat[path] = np.stack([*each])
-    return traverse_util.unflatten_dict(flat, sep="/")
+    return tree_of(flat)
 
 
 def _of_expert(path: str, number: int) -> str:

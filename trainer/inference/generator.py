@@ -34,7 +34,7 @@ class Generator:
     ):
         run = trained_run.open_run(model_dir, cache_dir)
         self._form = prompt_form(run)
-        self.modes = {piece for task in run.data.tasks for piece in task.task.objective.pieces}
+        self.modes = {piece for cached in run.data.tasks for piece in cached.task.objective.pieces}
         decoding = replace(decoding, prefix=decoding.prefix or self._form.prefix)
         self.vocabulary = trained_run.vocabulary_of(run, vocabulary)
         if end and (token := self.vocabulary.ids.find(end)) is not None:

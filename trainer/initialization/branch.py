@@ -127,8 +127,9 @@ def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> No
     if vocabulary and vocabulary != run.data.vocabulary_sha256:
         raise UserError(f"{flag} has another vocabulary than {config.task}: use --init_from")
     old = dict(field_paths.leaves(before))
-    groups = {name: getattr(config, name).OF_STATE for name in annexes.entries("tunings")}
-    of_state = (*_OF_STATE, *(f"{name}.{group}" for name in groups for group in groups[name]))
+    of_state = {*_OF_STATE, *_SET}
+    for name in annexes.entries("tunings"):
+        of_state |= {f"{name}.{field}" for field in getattr(config, name).OF_STATE}
     for path, value in field_paths.leaves(config):
         other = path.startswith("model.") and old.get(path) != value and path not in _OF_MODEL
         if other and changes(path) == "results":
@@ -139,7 +140,7 @@ def _check(run: Run, before: Config, stored: Mapping[str, Any], step: int) -> No
         differs = old.get(path) != value
         if path in _SET:
             differs = (old.get(path) is None) != (value is None)
-        if differs and path in (*of_state, *_SET):
+        if differs and path in of_state:
             raise UserError(
                 f"{flag}: {path} was {old.get(path)}, is {value}; a branch has its run's state: "
                 "leave the flag out, or use --init_from"

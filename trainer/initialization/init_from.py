@@ -51,8 +51,8 @@ class StartingPoint:
 
     `path` is their source, for messages. Leaves that `optimizer_state` lacks start as a new run's;
     `reset` is the reason if moments are not loaded. `other_fields`, such as "emb_dim 512", are
-    settings of the source that change the function here. `rows` says how
-    rows of its vocabulary became rows of this run's, if they did.
+    settings of the source that change the function here. `rows` says how rows of its vocabulary
+    became rows of this run's, if they did.
     """
 
     path: str

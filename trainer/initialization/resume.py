@@ -83,8 +83,8 @@ def begin(
     """
     beginning, state = _begin(run, checkpoints, program)
     if state is not None:
-        for features in run.config.entries("batch_features"):
-            program.add_features = features(run, program)
+        added = run.config.entries("batch_features")
+        program.features = [features(run, program) for features in added]
         activity.begun(beginning.step, bool(checkpoints.steps()), beginning.description)
     return beginning, state
 

@@ -20,8 +20,6 @@ RECORDED = "vocabulary_sha256"
 # T5's sentinels beyond the pieces of its SentencePiece model, unless its folder says otherwise.
 _T5_SENTINELS = 100
 _T5_FAMILIES = ("t5_1_0", "t5_1_1")
-
-
 # What an annex does about another vocabulary: `renewed`, as in `same`, and `has_other_rows`.
 SLOT = "starting_vocabularies"
 

@@ -32,7 +32,7 @@ class Request:
     Attributes:
       devices: number of devices that share the heads of a row.
       longest: tokens of the longest row on either side; 0 if rows are not known.
-      weights: one of `parts.WEIGHT_NAMES`.
+      weights: one of `registry.WEIGHT_NAMES`.
       masked: its mask is a `masks.Mask`, which kernels compute themselves.
       windowed: the mask has a window.
       capped: logits have a limit.

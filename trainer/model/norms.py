@@ -25,7 +25,7 @@ Function = Callable[[Array], Array]
 class Norm:
     """The norm slot: its module maps [B, L, D] to [B, L, D]; `run` is as in `Buildable`.
 
-    Parameters are `scale` unless `gain`, one of `parts.GAINS`, is "none", and `bias` with
+    Parameters are `scale` unless `gain`, one of `registry.GAINS`, is "none", and `bias` with
     `has_bias`.
     """
 

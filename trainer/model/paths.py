@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax import traverse_util
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -21,6 +22,4 @@ def named(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, 
 
 def tree_of(arrays: dict[str, Any]) -> dict[str, Any]:
     """Returns the tree of path -> array; the inverse of `named`."""
-    from flax import traverse_util
-
     return traverse_util.unflatten_dict(arrays, sep="/")

@@ -1,7 +1,7 @@
 """Model specs: frozen data that fills every slot of a model.
 
 `model_spec` makes a `ModelSpec` from a `ModelConfig`, which names a part for each slot. A new
-variant is a row of a slot (`parts`); the modules that run a spec do not change.
+variant is a row of a slot (`registry`); the modules that run a spec do not change.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def draw_metrics(
     from trainer.engine.evaluator import TOKEN_METRICS
 
     pyplot = load_pyplot()
-    values = (values for by_split in results.values() for values in by_split.values())
-    names = dict.fromkeys(name for value in values for name in value if name not in TOKEN_METRICS)
+    every = (values for by_split in results.values() for values in by_split.values())
+    names = dict.fromkeys(n for values in every for n in values if n not in TOKEN_METRICS)
     panels = ["loss", "accuracy", *names]
     figure, grid = pyplot.subplots(
         len(panels), figsize=(8, 2.4 * len(panels)), dpi=120, layout="constrained", sharex=True

@@ -11,8 +11,7 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
-from trainer.checkpoints.stored import of_step, raw_tensors
-from trainer.checkpoints.stored import steps as steps_of
+from trainer.checkpoints.stored import checkpoints, raw_tensors
 from trainer.checkpoints.tensors import Tensor
 from trainer.engine import checksums
 from trainer.engine.damage import Damaged
@@ -70,14 +69,13 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     Arrays with equal recorded checksums count as equal without being read, except in checkpoints
     chosen by `verify` ("none", "newest" or "all"). T5X's have no checksums, so they are read.
     """
-    steps = [steps_of(folder) for folder in folders]
-    common = sorted(set(steps[0]) & set(steps[1]))
+    one, other = map(checkpoints, folders)
+    common = sorted(one.keys() & other.keys())
     found = Compared(common)
     with progress.shown("comparing checkpoints", len(common)) as bar:
         for number, step in enumerate(common, 1):
-            paths = of_step(folders[0], step), of_step(folders[1], step)
             reading = verify == "all" or (verify == "newest" and step == common[-1])
-            _compare_step(found, step, paths, reading)
+            _compare_step(found, step, (one[step], other[step]), reading)
             if found.step is not None:
                 break
             bar.update(number)

@@ -86,8 +86,8 @@ def find(path: str) -> tuple[list[Source], bool]:
         return [Source(path, _step_of(path) or 0, True)], False
     if stored.is_checkpoint(path):
         return [Source(stored.find(path), _step_in(path.removesuffix(".index")) or 0, False)], False
-    if steps := stored.steps(path):
-        return [Source(stored.of_step(path, step), step, False) for step in steps], True
+    if inside := stored.checkpoints(path):
+        return [Source(each, step, False) for step, each in inside.items()], True
     below = [] if files.is_remote(path) else sorted(files.list_names(path))
     found: dict[int, Source] = {}
     for folder in [files.join(path, name) for name in below if not name.startswith(".")]:
