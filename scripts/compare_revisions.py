@@ -159,14 +159,8 @@ def hashes(folder: pathlib.Path) -> dict[str, str]:
         data = path.read_bytes()
         if path.suffix == ".json":
             content = json.loads(data)
-            for name in (
-                "software",
-                "versions",
-                "palimpsest_version",
-                "seconds",
-                "created",
-                "from",
-            ):
+            software = ("software", "versions", "palimpsest_version")
+            for name in (*software, "seconds", "created", "from"):
                 content.pop(name, None) if isinstance(content, dict) else None
             data = json.dumps(content).encode()
         found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()[:12]

@@ -50,11 +50,15 @@ def words() -> int:
 
 
 def totals(found: dict[str, int]) -> dict[str, int]:
-    """Returns the lines of the core, of all packages and of the tests, and the docs' words."""
-    core = [count for folder, count in found.items() if folder.split("/")[0] in PACKAGES
-            and not is_annex(folder)]  # fmt: skip
-    every = [count for folder, count in found.items() if folder != "tests"]
-    return {"core": sum(core), "packages": sum(every), "tests": found["tests"], "words": words()}
+    """Returns the lines of the core, of all but the tests and of the tests; and the docs' words."""
+    every = sum(found.values()) - found["tests"]
+    others = (found[folder] for folder in found if folder in OTHERS or is_annex(folder))
+    return {
+        "core": every - sum(others),
+        "packages": every,
+        "tests": found["tests"],
+        "words": words(),
+    }
 
 
 def before(commit: str) -> dict[str, int]:

@@ -12,6 +12,7 @@ names it lists the annexes.
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import random
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # What is of the whole tree: its docs, experiments with models of annexes, and tests of these and of
@@ -31,24 +33,25 @@ _WHOLE = (
 _READ = ("docs/extending.md", "docs/adapters.md")
 
 
-def known() -> dict[str, list[str]]:
-    """Returns name -> the paths of an annex, relative to the root."""
-    found = {}
-    for file in sorted(ROOT.glob("*/annexes/*/annex.toml")):
-        folder = file.parent.relative_to(ROOT)
-        found[folder.name] = [str(folder), str(pathlib.Path("tests", folder))]
-    return found
-
-
-def with_dependents(names: list[str]) -> list[str]:
-    """Returns annexes and those that need one of them, directly or not."""
+def known() -> dict[str, Any]:
+    """Returns the annexes of this checkout by name, as tasks.annexes reads them."""
     from tasks import annexes
 
-    found = list(dict.fromkeys(names))
+    return {annex.name: annex for annex in annexes.annexes() if annex.folder.is_relative_to(ROOT)}
+
+
+def places(annex: Any) -> list[str]:
+    """Returns the folders of an annex and of its tests, relative to the root."""
+    folder = annex.folder.relative_to(ROOT)
+    return [str(folder), str(pathlib.Path("tests", folder))]
+
+
+def with_dependents(names: list[str]) -> list[Any]:
+    """Returns the annexes of these names, and those that need one of them, directly or not."""
+    annexes, found = known(), list(dict.fromkeys(names))
     for name in found:
-        needing = (annex.name for annex in annexes.annexes() if name in annex.needs)
-        found += [each for each in needing if each not in found]
-    return found
+        found += [other for other in annexes if name in annexes[other].needs and other not in found]
+    return [annexes[name] for name in found]
 
 
 def lines(paths: list[str]) -> tuple[int, int]:
@@ -73,9 +76,11 @@ def copy(output: pathlib.Path, deleted: list[str]) -> None:
         shutil.copy2(library, output / "pipeline/native")
 
 
-def traces(output: pathlib.Path, names: list[str], commands: list[str]) -> list[str]:
+def traces(output: pathlib.Path, deleted: list[Any]) -> list[str]:
     """Returns what --help of the copy still says about the deleted annexes."""
     python = [sys.executable, "-m", "palimpsest"]
+    slots = [slot for annex in deleted for slot in annex.slots.items()]
+    commands = [name for slot, names in slots if slot.startswith("commands.") for name in names]
     found = []
     for words in (["--help"], ["pretrain", "--help=all"], ["build", "--help=all"]):
         done = subprocess.run([*python, *words], cwd=output, env=_environment(output),
@@ -110,19 +115,19 @@ def main() -> int:
     elif flags.drawn:
         flags.names = [random.Random(flags.drawn).choice([*annexes])]
     if not flags.names:
-        for name, paths in annexes.items():
-            print(f"{name:<20} {paths[0]:<36} {lines(paths[:1])[1]:>6,} lines")
+        for name, annex in annexes.items():
+            folder, _ = places(annex)
+            print(f"{name:<20} {folder:<36} {lines([folder])[1]:>6,} lines")
         return 0
     if unknown := [name for name in flags.names if name not in annexes]:
         parser.error(f"no annex {unknown[0]}; known: {', '.join(annexes)}")
     if flags.output is None or flags.output.exists():
         parser.error("--output must be a new folder")
-    flags.names = with_dependents(flags.names)
-    deleted = [path for name in flags.names for path in annexes[name]]
-    copy(flags.output, [*deleted, *_WHOLE])
-    files, count = lines([path for name in flags.names for path in annexes[name][:1]])
-    print(f"without {', '.join(flags.names)}: {files} files, {count:,} lines")
-    failed = traces(flags.output, flags.names, _commands(flags.names))
+    deleted = with_dependents(flags.names)
+    copy(flags.output, [*itertools.chain(*map(places, deleted)), *_WHOLE])
+    files, count = lines([places(annex)[0] for annex in deleted])
+    print(f"without {', '.join(annex.name for annex in deleted)}: {files} files, {count:,} lines")
+    failed = traces(flags.output, deleted)
     print("\n".join(f"trace: {each}" for each in failed) or "no trace in --help", flush=True)
     if not flags.test:
         return bool(failed)
@@ -132,20 +137,6 @@ def main() -> int:
     code = subprocess.run(command, cwd=flags.output, env=_environment(flags.output)).returncode
     print(f"tests: {'passed' if not code else f'code {code}'}, {time.monotonic() - began:.0f} s")
     return bool(failed or code)
-
-
-def _commands(names: list[str]) -> list[str]:
-    """Returns the commands of annexes."""
-    from tasks import annexes
-
-    return [
-        command
-        for annex in annexes.annexes()
-        if annex.name in names
-        for slot, entries in annex.slots.items()
-        if slot.startswith("commands.")
-        for command in entries
-    ]
 
 
 if __name__ == "__main__":
