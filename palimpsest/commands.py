@@ -27,7 +27,7 @@ _CORE: dict[str, dict[str, str]] = {
 
 
 def _groups() -> dict[str, dict[str, str]]:
-    """Returns the core's commands and those of annexes, which may add groups."""
+    """Returns the commands of the core and of annexes, which may add groups."""
     found = {group: dict(commands) for group, commands in _CORE.items()}
     for slot in annexes.slots():
         kind, _, group = slot.partition(".")

@@ -1,1 +1,1 @@
-"""What a group that trains on DNA adds to Palimpsest: annex.toml says what and where."""
+"""Additions of a group that trains on DNA; annex.toml lists them."""

@@ -46,8 +46,8 @@ def places(stage: Stage) -> list[str]:
         return [stage.output]
     cache_dir, _, task = stage.output.rpartition("/")
     names = languages.specs(stage.flags["corpus"], stage.flags.get("languages", (None,))[0])
-    of_languages = (language_set.cache_of(task, name) for name in names if name)
-    return [stage.output, *(files.join(cache_dir, language) for language in of_languages)]
+    caches = (language_set.cache_of(task, name) for name in names if name)
+    return [stage.output, *(files.join(cache_dir, cache) for cache in caches)]
 
 
 def sizes(stage: Stage, made: Product) -> Sizes:

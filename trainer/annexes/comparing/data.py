@@ -113,7 +113,7 @@ class Batches:
         with progress.shown("comparing batches", last - first + 1) as bar:
             for number, step in enumerate(range(first, last + 1), 1):
                 # Update k uses batch k - 1.
-                one, other = (batch[step - 1] for batch in self._batches)
+                one, other = (batches[step - 1] for batches in self._batches)
                 found = self._compare(step, one, other)
                 if found:
                     return found

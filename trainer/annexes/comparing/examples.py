@@ -9,7 +9,7 @@ from trainer.annexes.comparing.explanation import Explanation
 
 
 def examples(flags: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Returns the examples; `flags` are those of `palimpsest explain`."""
+    """Returns the examples; `flags` are flags of `palimpsest explain`."""
 
     def explained(typed: Any) -> list[dict[str, str]]:
         found = Explanation(typed.model_dir, typed.step, typed.cache_dir)

@@ -51,5 +51,5 @@ def training_loss(own: ModelLoss, config: Config) -> ModelLoss:
 def _divergence(student_BLV: jax.Array, teacher_BLV: jax.Array, temperature: float) -> jax.Array:
     """Returns the divergence of the student's probabilities from the teacher's, [B, L]."""
     logits = (each.astype(jnp.float32) / temperature for each in (student_BLV, teacher_BLV))
-    own_BLV, other_BLV = (jax.nn.log_softmax(logit) for logit in logits)
+    own_BLV, other_BLV = map(jax.nn.log_softmax, logits)
     return jnp.sum(jnp.exp(other_BLV) * (other_BLV - own_BLV), axis=-1)

@@ -49,12 +49,13 @@ def features(run: Run, program: Program) -> Any:
     Raises UserError if the teacher cannot teach the run's model.
     """
     settings: DistillationConfig = run.config.distillation  # type: ignore[attr-defined]
-    flag, student = f"--teacher={settings.teacher}", run.config.model
+    name, student = str(settings.teacher), run.config.model
+    flag = f"--teacher={name}"
     if run.config.phases.nest:
         raise UserError(
             f"--length_schedule cannot be combined with {flag}: leave out one of the two"
         )
-    model, tensors, checkpoint = _opened(str(settings.teacher))
+    model, tensors, checkpoint = _opened(name)
     pair = model.architecture, student.architecture
     if pair[0] != pair[1] and pair != _READS_ONE_TEXT:
         raise UserError(f"{flag} is {pair[0]}-only, but the run's model {pair[1]}")
@@ -65,7 +66,7 @@ def features(run: Run, program: Program) -> Any:
             f"{flag} has {model.vocab_size} rows in its embedding, the run's model "
             f"{student.vocab_size}: both need the same vocabulary"
         )
-    _check_vocabulary(run, settings.teacher, checkpoint, flag)
+    _check_vocabulary(run, name, checkpoint)
     model = replace(model, dropout_rate=0.0, dtype=student.dtype, scan_layers=False, remat="none")
     tensors = fitted(flag, tensors, model, run.data.vocab_size, False)
     params = _placed({name: each["value"] for name, each in tensors.items()}, model, program)
@@ -99,11 +100,11 @@ def _opened(name: str) -> tuple[ModelConfig, dict[str, layout.Parts], Checkpoint
     return model, layout.read_parts(checkpoint), checkpoint
 
 
-def _check_vocabulary(run: Run, name: str | None, checkpoint: Checkpoint | None, flag: str) -> None:
+def _check_vocabulary(run: Run, name: str, checkpoint: Checkpoint | None) -> None:
     own = vocabularies.own_vocabulary(run.data)
-    known = own and vocabularies.known(str(name), checkpoint, run.config.model, own)
+    known = own and vocabularies.known(name, checkpoint, run.config.model, own)
     if known not in (None, own, "same"):
-        raise UserError(f"{flag} has another vocabulary than the run")
+        raise UserError(f"--teacher={name} has another vocabulary than the run")
 
 
 def _placed(values: dict[str, Tensor], model: ModelConfig, program: Program) -> Any:

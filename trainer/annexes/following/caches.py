@@ -24,7 +24,7 @@ from trainer.data.order import Order, Reading
 
 
 class UnfinishedCaches(Caches):
-    """Caches of which only some shards may be known; a finished one gives the same batches."""
+    """Caches whose shards may not all be known yet; a finished one gives the same batches."""
 
     knows_sizes = False
     more_shards = "raise --following.shards"

@@ -1,4 +1,4 @@
-"""What the kernels need of a device. No JAX."""
+"""Devices as the kernels see them. No JAX."""
 
 from __future__ import annotations
 

@@ -204,6 +204,7 @@ TOKEN_DROPPING = Part(
 
 
 def moved_database(model: dict[str, Any], count: int) -> None:
+    """Moves the field of runs before 0.3 into the part's options, as the next two do."""
     if count:
         add_part(model, Choice("database_entries", Database(count)))
 

@@ -1,4 +1,4 @@
-"""What Muon reads. No JAX.
+"""Muon's entry in the table of optimizers. No JAX.
 
 Source of the defaults: Liu et al. 2025 (arXiv:2502.16982) for the momentum and Adam's betas, and
 measurements for the parameter scale (dev/LOG.md, 2026-11-21).

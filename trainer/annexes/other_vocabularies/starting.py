@@ -54,7 +54,7 @@ def _check_start(run: Run, rows: Rows) -> None:
     """Raises a UserError if a folder's decoder begins with an id whose row is not the run's."""
     folder = str(run.config.init_from).removeprefix(from_transformers.PREFIX)
     model, start = huggingface.model_config(folder), run.converter.special.start
-    # The row of the start follows that of the vocabulary's own start.
+    # The start's row follows the row of the vocabulary's own start.
     if model.start_id and [model.start_id] != [n for n in rows.sources[start] if n >= 0]:
         raise UserError(
             f"--init_from={run.config.init_from}: {special_ids.START} is {model.start_id}, which "

@@ -132,16 +132,13 @@ class Module:
 
     def root(self, name: str) -> Instruction | None:
         """Returns the result of a computation; None if there is no such computation."""
-        return next(
-            (computation for computation in self.computations.get(name, ()) if computation.root),
-            None,
-        )
+        return next((each for each in self.computations.get(name, ()) if each.root), None)
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yields the instructions inside a fusion or an asynchronous start."""
-        for computation in self.computations.get(instruction.computation("calls"), ()):
-            yield computation
-            yield from self.inside(computation)
+        for inner in self.computations.get(instruction.computation("calls"), ()):
+            yield inner
+            yield from self.inside(inner)
 
 
 def parse(text: str) -> Module:

@@ -122,9 +122,7 @@ class Liveness:
         The activations that a scan keeps per layer start as zeros, whose instruction has no part.
         """
         name = loop.computation("body")
-        body = {
-            computation.name: computation for computation in self._module.computations.get(name, ())
-        }
+        body = {each.name: each for each in self._module.computations.get(name, ())}
         root = self._module.root(name)
         found = {}
         for index, operand in enumerate(root.operands if root else ()):

@@ -247,23 +247,12 @@ def _identities(module: Module) -> Iterator[tuple[str, object]]:
     for instructions in module.computations.values():
         shapes = {each.name: each.shape for each in instructions}
         for instruction in instructions:
-            body = (
-                first_group(_BODY_TEXT, instruction.attributes)
-                if instruction.target == PALLAS
-                else ""
-            )
+            is_kernel = instruction.target == PALLAS
+            body = first_group(_BODY_TEXT, instruction.attributes) if is_kernel else ""
             operands = tuple(shapes.get(operand) for operand in instruction.operands)
             computed = _computed(module, instruction.computation("calls"), inner)
-            yield (
-                instruction.name,
-                body
-                or (
-                    instruction.opcode,
-                    instruction.shape,
-                    operands,
-                    computed or _semantics(instruction),
-                ),
-            )
+            rest = operands, computed or _semantics(instruction)
+            yield instruction.name, body or (instruction.opcode, instruction.shape, *rest)
 
 
 def _computed(module: Module, name: str, known: dict[str, object]) -> object:

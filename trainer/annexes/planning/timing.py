@@ -65,10 +65,10 @@ class PricedKernel:
 class Timing:
     """The time of a step.
 
-    `seconds` and, by XLA's own estimates of its fusions, `estimated` are by part of `parts`;
-    `estimated` is empty if the program has no estimates. `unread` counts products and kernels
-    without a schedule, which are booked by their bytes and operations alone. `scheduled` is
-    False on a GPU, which has no schedules.
+    `seconds` and, by XLA's own estimates of its fusions, `estimated` are by part of
+    `time_by_part`; `estimated` is empty if the program has no estimates. `unread` counts products
+    and kernels without a schedule, which are booked by their bytes and operations alone.
+    `scheduled` is False on a GPU, which has no schedules.
     """
 
     seconds: dict[str, float]

@@ -12,10 +12,8 @@ from trainer.model.part_facts import DECODER, TRANSFORMERS, FamilyFacts, MixerFa
 from trainer.model.registry import ATTENTION, NormOptions
 from trainer.model.slot import Part, constant, of_options
 
-_CONVOLUTION, _SYNTHESIZER = (
-    "trainer.annexes.primer.convolution:",
-    "trainer.annexes.primer.synthesizer:",
-)
+_CONVOLUTION = "trainer.annexes.primer.convolution:"
+_SYNTHESIZER = "trainer.annexes.primer.synthesizer:"
 _MDHA = replace(ATTENTION, selects=False, convolves=True, exports=(TRANSFORMERS,))
 MDHA = Part(_CONVOLUTION + "multi_dconv_head_attention", _MDHA)
 MDHA_SHARED_QK = Part(_CONVOLUTION + "with_shared_queries", replace(_MDHA, groups=False))

@@ -60,11 +60,8 @@ def _borders(count_N: np.ndarray) -> list[int]:
             options = cost_E[:index] + last
             best = int(np.argmin(options)) if index else -1
             better = index and options[best] < cost_E[index]
-            parts.append(
-                (options[best], [*cuts[best], ends[best]])
-                if better
-                else (cost_E[index], cuts[index])
-            )
+            cut = (options[best], [*cuts[best], ends[best]]) if better else None
+            parts.append(cut or (cost_E[index], cuts[index]))
         cost_E = np.array([cost for cost, _ in parts])
         cuts = [cut for _, cut in parts]
     return [int(cut) for cut in cuts[-1]]

@@ -10,6 +10,7 @@ from trainer.model.dense import tracing_device
 
 
 def run(call: AttentionCall, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
+    """Returns values mixed over the blocks that the call's pattern shows, [B, L, J]."""
     shared, dropping = call.shared, None
     assert call.pattern is not None
     if call.view.rows is not call.view.source_rows:

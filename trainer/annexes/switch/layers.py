@@ -149,6 +149,7 @@ class SomeLayers(FeedForward):
 
 
 def switch(config: Any, options: Any) -> FeedForward:
+    """Returns experts in every layer whose number is a multiple of `options.every`."""
     expert = Mlp(config.mlp_dim, config.value("mlp_activations"), bias=False)
     experts = Switch(expert, options.experts, row_capacity=options.capacity)
     return SomeLayers(mlp(config, options), experts, options.every)

@@ -18,10 +18,8 @@ def presets() -> Iterator[tuple[str, ModelConfig]]:
     small, base = model_preset("t5_1_0_small"), model_preset("t5_1_0_base")
     yield "t5_1_0_micro", replace(small, num_encoder_layers=4, num_decoder_layers=4)
     for count in (10, 20):
-        yield (
-            f"t5_1_0_small_memory_{count}",
-            replace(small, stack_parts=f"memory_tokens:count={count}"),
-        )
+        tokens = f"memory_tokens:count={count}"
+        yield f"t5_1_0_small_memory_{count}", replace(small, stack_parts=tokens)
     # Conditional queries in half of the heads, or in all.
     yield "t5_1_0_base_cdq", replace(base, mixer="cdq:conditional_heads=6")
     yield "t5_1_0_base_only_cdq", replace(base, mixer="cdq")

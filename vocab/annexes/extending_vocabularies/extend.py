@@ -62,11 +62,7 @@ def extend(
     known = {piece.piece: piece.score for piece in proto.pieces}
     old_count = len(proto.pieces)
     candidates = [piece for piece in proto_of(learned).pieces if piece.type == normal]
-    shared = [
-        known[candidate.piece] - candidate.score
-        for candidate in candidates
-        if candidate.piece in known
-    ]
+    shared = [known[new.piece] - new.score for new in candidates if new.piece in known]
     shift = statistics.median(shared) if shared else 0.0
     for symbol in user_defined:
         proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)

@@ -1,1 +1,1 @@
-"""How well a vocabulary fits corpora."""
+"""Reports on how well vocabularies fit corpora."""
