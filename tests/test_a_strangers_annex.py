@@ -76,7 +76,7 @@ def test_one_folder_adds_all_and_leaves_nothing(tmp_path):
         (build, "unknown kind 'fastq'"),
         (train, "--model.mixer=neighbours:reach=3: it must be one of"),
         ((*train, motif), "unknown flag --motif.sequence"),
-        (["cache", "count"], "count"),
+        (["cache", "count"], "unknown command cache count"),
     ):
         done = palimpsest(*words)
         assert done.returncode == 2

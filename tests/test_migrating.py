@@ -47,12 +47,7 @@ def parse(flags):
 
 
 # Flags that one column offers for other ones: the test gives each a run of its own.
-APART = (
-    "--optimizer_preset",
-    "--optimizer.name=adafactor",
-    "--model.norm",
-    "--model.feed_forward",
-)
+APART = ("--optimizer_preset", "--optimizer.name=adafactor", "--model.norm", "--model.feed_forward")
 ADAM = ["--optimizer.name=adamw", "--optimizer.learning_rate=0.1"]
 
 

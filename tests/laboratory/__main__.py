@@ -146,14 +146,15 @@ def main(argv: list[str]) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: choose a new folder for --output")
     folder.mkdir(parents=True, exist_ok=True)
-    begin, module = time.monotonic(), _module(flags.what)
+    begin, what = time.monotonic(), flags.what
+    if what == "runs" and flags.cache_dir:
+        what, flags.count = "given_run", 1  # its trial makes all kills
+    module = _module(what)
     again = _again(argv, flags.seed)
     print(again, flush=True)
-    # A trial of a given run makes all kills by itself.
-    if flags.what == "runs" and flags.cache_dir:
-        flags.count = 1
     try:
-        module.warm(flags, folder / "shared")
+        if hasattr(module, "warm"):
+            module.warm(flags, folder / "shared")
     except Difference as error:
         raise UserError(f"nothing to compare with: {error}") from error
     outcome, counts = Counter[str](), Counter[str]()

@@ -332,9 +332,9 @@ class Trial:
         self._rerun()
         return f"{self.describe()}: {', '.join(self.said)} ({plain.seconds:.1f} s a build)"
 
-    def note(self, what: str, times: int = 1) -> None:
+    def note(self, what: str) -> None:
         self.said.append(what)
-        self.counts[what] += times
+        self.counts[what] += 1
 
     def describe(self) -> str:
         kinds = {

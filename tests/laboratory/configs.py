@@ -18,7 +18,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from tests.laboratory.commands import Difference
 from tests.trainer.huggingface import random_shapes
-from tests.trainer.huggingface.sizes import THEIR_DECODER, THEIR_ENCODER, YARN
+from tests.trainer.huggingface.sizes import SCALED, THEIR_DECODER, THEIR_ENCODER, YARN
 from trainer.huggingface import folder_parity, load, model_config, parity
 from trainer.model.paths import named
 
@@ -40,8 +40,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 _ROPES = (
-    *(_LINEAR, _LLAMA3, YARN, _DEFAULT, {"type": "linear", "factor": 2.0}, {}),
-    {name: value for name, value in YARN.items() if name != "rope_theta"},
+    *(_LINEAR, _LLAMA3, YARN, _DEFAULT, {"type": "linear", "factor": 2.0}, {}, SCALED),
     {"type": "yarn", **{name: value for name, value in YARN.items() if name != "rope_type"}},
     {**_LINEAR, "type": "yarn"},
     {**_DEFAULT, "factor": 4.0, "rope_theta": 500.0},

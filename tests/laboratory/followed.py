@@ -23,7 +23,7 @@ from tests.laboratory.commands import (
     stop_before_kill,
 )
 from tests.laboratory.comparing import cache_differences, run_differences
-from tests.laboratory.runs import Run
+from tests.laboratory.run_trials import Run
 
 # Large batches read the first epoch, which waits for shards, within few updates.
 _SETTINGS = ("--follow", "--data.follow_shards=2", "--batch_size=64")

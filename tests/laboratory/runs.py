@@ -1,8 +1,4 @@
-"""Random runs, or a given one: batches against the cache, killed and resumed, damaged, refused.
-
-A random run is of a small model, in forks. A given one runs in fresh processes, which are killed
-while they start, make updates, evaluate or write a checkpoint.
-"""
+"""Random runs of small models, in forks: batches against the cache, killed, damaged, refused."""
 
 import argparse
 import collections
@@ -10,39 +6,23 @@ import functools
 import importlib
 import itertools
 import json
-import os
 import pathlib
-import random
 import shutil
-import signal
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from tasks import annexes
-from tasks.terminal.command_line import EXIT_INTERRUPTED, EXIT_USER_ERROR
-from tests.laboratory.commands import (
-    DEADLINE_SECONDS,
-    EXIT_PREEMPTED,
-    Command,
-    Difference,
-    Done,
-    draw_kills,
-    draw_signal,
-    in_fork,
-    stop_before_kill,
-)
-from tests.laboratory.comparing import checkpoints, metrics_of, run_differences
+from tests.laboratory import run_trials
+from tests.laboratory.commands import Command, Difference, Done, draw_kills, in_fork
+from tests.laboratory.comparing import checkpoints
+from tests.laboratory.run_trials import Run, words_of
 from tests.support import in_process, small_tokenizers
-from tests.support.damage import DAMAGES, any_file, damage
 from tests.support.plain_records import read_rows
 from tests.support.spans import rebuilt
-from tests.support.words import changed
 from trainer.config.optimizer import OPTIMIZERS
 
-_MODULE = "trainer.pretrain"
 # Modules that runs import, so that forks need not.
 _MODULES = (
     *("trainer.pretrain", "trainer.training", "trainer.loop", "trainer.setup", "trainer.evaluate"),
@@ -79,124 +59,8 @@ _FLAGS = {
 }  # fmt: skip
 
 
-# Settings of a given run besides its flags: short rows, dropout, every kind of output.
-_GIVEN = {
-    "batch_size": 4, "lengths.inputs": 64, "lengths.targets": 18, "model.dropout_rate": 0.1,
-    "metrics.every_steps": 1, "checkpoint.best_metric": "loss",
-}  # fmt: skip
-# Phases that kills of a given run are aimed at, with their weights. A kill may still land in
-# another phase; the table shows the actual one.
-_PHASE_WEIGHTS = {"start": 2, "update": 4, "evaluation": 2, "checkpoint": 2}
-# A flipped bit is twice as likely as each other damage.
-_DAMAGES = [*DAMAGES, "bit"]
-# A task module that redefines a task, with windows of one token less.
-_EDITED_MODULE = "edited_task_of_laboratory"
-_EDITED_TASK = """
-import dataclasses
-
-from tasks import registry
-
-task = registry.get(%r)
-objective = task.objective
-
-
-class Edited(type(objective)):
-    def window_tokens(self, lengths):
-        return super().window_tokens(lengths) - 1
-
-
-settings = {field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)}
-TASKS = (dataclasses.replace(task, objective=Edited(**settings)),)
-"""
-
-
-class Run(Command):
-    """A run in a model directory, and what it is doing, judged by its files."""
-
-    exit_codes = Command.exit_codes | {
-        signal.SIGINT: (0, EXIT_INTERRUPTED),
-        # SIGTERM before the first update ends a run like any program.
-        signal.SIGTERM: (0, EXIT_PREEMPTED, -signal.SIGTERM),
-    }
-    end_seconds = DEADLINE_SECONDS  # it saves first
-    tracebacks = ("Traceback (most recent call last)",)
-
-    def __init__(self, words: Sequence[str], folder: pathlib.Path, **how: Any):
-        self.folder = folder
-        words = [_MODULE, *words, f"--model_dir={folder}"]
-        super().__init__(words, folder.with_suffix(".log"), name="a run", **how)
-        self._leftovers: set[pathlib.Path] = set()
-        every = [text for text in words if text.startswith("--evaluation.every_steps=")]
-        self._evaluation_steps = int(every[-1].partition("=")[2])
-
-    @classmethod
-    def given(
-        cls,
-        flags: argparse.Namespace,
-        cache_dir: object,
-        folder: pathlib.Path,
-        settings: Sequence[str],
-    ) -> "Run":
-        """Returns a run of the task, preset and steps of `flags`, in a fresh process."""
-        steps = {"train_steps": flags.steps, "checkpoint.every_steps": max(1, flags.steps // 12)}
-        steps |= {"evaluation.every_steps": max(1, flags.steps // 8)}
-        of = {"preset": flags.preset, "task": flags.task, "cache_dir": cache_dir}
-        return cls(changed(*_flags(of | steps | _GIVEN), *settings), folder)
-
-    def start(self, *more: str, **how: Any) -> Command:
-        self._leftovers = set(self._partial_checkpoints())
-        return super().start(*more, **how)
-
-    def lines(self) -> list[dict]:
-        return metrics_of(self.folder)
-
-    def step(self) -> int:
-        return max((line["step"] for line in self.lines()), default=0)
-
-    def checkpoint(self) -> int:
-        return checkpoints(self.folder)[-1]
-
-    def is_training(self) -> bool:
-        return "this run" in self.output()
-
-    def is_saving(self) -> bool:
-        return not self._leftovers.issuperset(self._partial_checkpoints())
-
-    def _partial_checkpoints(self) -> list[pathlib.Path]:
-        return [*self.folder.glob("checkpoint_*tmp*")]
-
-    def is_evaluating(self) -> bool:
-        """Returns whether the last step has training metrics but not yet its due evaluation."""
-        every, last = self._evaluation_steps, next(reversed(self.lines()), None)
-        return bool(last and every and last["split"] == "train" and last["step"] % every == 0)
-
-    def waits_for(self) -> str:
-        """Returns what the run waits for, where it follows a build; "" if it does not wait."""
-        begins, ends = "waiting for ", "went on after "
-        lines = self.output().splitlines()
-        last = next((line for line in reversed(lines) if line.startswith((begins, ends))), ends)
-        return "" if last.startswith(ends) else last.removeprefix(begins).partition(" of ")[0]
-
-    def _doing(self) -> str:
-        if what := self.waits_for():
-            return f"waiting for {what}"
-        if not self.is_training():
-            return "starting"
-        if self.is_saving():
-            return "writing a checkpoint"
-        if self.is_evaluating():
-            return "evaluating"
-        return "making updates" if self.step() > self.checkpoint() else "before its first update"
-
-
-def _flags(values: dict[str, Any]) -> list[str]:
-    return [f"--{key}={value}" for key, value in values.items()]
-
-
 def warm(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     """Imports what runs need, without starting JAX; builds the caches of all trials."""
-    if flags.cache_dir:
-        return
     for module in _MODULES:
         importlib.import_module(module)
     texts, caches = small_tokenizers.documents(260), folder / "caches"
@@ -230,16 +94,12 @@ def _build(folder: pathlib.Path, objective: str, *flags: str) -> None:
 Window = tuple[int, ...]
 
 
-class Trial:
-    """A drawn run; `run` raises a Difference."""
+class Trial(run_trials.Trial):
+    """A drawn run."""
 
     def __init__(self, flags: argparse.Namespace, number: int, folder: pathlib.Path):
-        self.random = random.Random(f"{flags.seed} runs {number}")
-        self._given = flags if flags.cache_dir else None
-        self._folder, self._shared = folder / str(number), folder / "shared"
-        self._folder.mkdir()
-        self.said, self.counts = list[str](), collections.Counter[str]()
-        self._flags: dict[str, Any] = {}
+        super().__init__(flags, number, folder)
+        self._shared, self._flags = folder / "shared", dict[str, Any]()
 
     def _draw(self) -> None:
         pick, chance = self.random.choice, self.random.random
@@ -303,24 +163,12 @@ class Trial:
         return f"{one}={self._rate},{other}={round(1 - self._rate, 1)}"
 
     def _run(self, name: str, **more: Any) -> Run:
-        folder = self._folder / name
-        if self._given:
-            return Run.given(self._given, self._given.cache_dir, folder, self._given.settings)
         fixed = {"metrics.every_steps": 1, "metrics.tensorboard": "false", "preset": self._model}
-        words = _flags(self._flags | {"cache_dir": self._shared / "caches"} | fixed | more)
-        return Run(words, folder, fresh=False, watched=self._folder)
-
-    def _command(self, *words: str) -> Command:
-        return Command(words, self._log, fresh=False, watched=self._folder)
-
-    @property
-    def _log(self) -> pathlib.Path:
-        return self._folder / "command.log"
+        words = words_of(self._flags | {"cache_dir": self._shared / "caches"} | fixed | more)
+        return Run(words, self._folder / name, fresh=False, watched=self._folder)
 
     def run(self) -> str:
         """Runs the trial; returns what was tried, in words."""
-        if self._given:
-            return self._run_given()
         plain = self._drawn_run()
         kills = draw_kills(self.random, plain, self.random.choice((1, 1, 2, 3)))
         self._disturb(self._run("b"), kills)
@@ -328,8 +176,8 @@ class Trial:
         self.said.append(in_fork(self._check_batches, self._log))
         compare = annexes.entries("commands.training").get("compare")
         if compare and self.random.random() < 0.5:
-            folders = [str(self._folder / name) for name in "ab"]
-            self._command(compare, *folders, "--batches=-1").succeed()
+            words = [compare, self._folder / "a", self._folder / "b", "--batches=-1"]
+            Command(words, self._log, fresh=False, watched=self._folder).succeed()
             self.note("compared")
         if self.random.random() < 0.25:
             self._start_from()
@@ -341,122 +189,10 @@ class Trial:
             self._start_twice()
         return f"{self.describe()}: {'; '.join(self.said)} ({plain.seconds:.0f} s a run)"
 
-    def note(self, what: str) -> None:
-        self.said.append(what)
-        self.counts[what] += 1
-
     def _disturb(self, run: Run, kills: Sequence[Any], of: str = "") -> None:
         said = run.disturb(kills)
         self.said += [f"{of}{each}" for each in said]
         self.counts.update({f"{of}{each.split()[0]}": times for each, times in said.items()})
-
-    def _check_same(self, one: str, other: str) -> None:
-        folders = [self._folder / name for name in (one, other)]
-        in_fork(functools.partial(self._same, *folders), self._log)
-
-    def _same(self, *folders: pathlib.Path) -> str:
-        if found := run_differences(*folders):
-            raise Difference(f"{self.describe()}: {len(found)} differences, first {found[:3]}")
-        return "equal"
-
-    # --- a given run
-
-    def _run_given(self) -> str:
-        begin, plain = time.monotonic(), self._run("a")
-        plain.start().wait_until(lambda: bool(plain.lines()))
-        self._start_seconds = time.monotonic() - begin
-        plain.finish()
-        of, runs = self._given, 0
-        while not runs or self.counts["kills"] < of.kills:
-            runs += 1
-            run, last = self._run(f"killed-{runs}"), of.steps * 9 // 10
-            # Ascending, and early enough that the run is unlikely to finish before its kill.
-            missing = range(of.kills - self.counts["kills"])
-            for target in sorted(self.random.randrange(1, last) for _ in missing):
-                if not self._kill_at(run, target):
-                    break
-            run.succeed()
-            self._check_same("a", run.folder.name)
-            shutil.rmtree(run.folder)
-        for number in range(of.damages):
-            self._damage_checkpoint(f"damaged-{number}")
-        self._start_twice()
-        self._edit_task()
-        return f"final state and {len(plain.lines())} lines of metrics are equal, bit for bit"
-
-    def _kill_at(self, run: Run, target: int) -> bool:
-        """Starts the run and kills it, at its start or after the step `target`.
-
-        Returns whether it was killed, and did not finish first.
-        """
-        (phase,) = self.random.choices([*_PHASE_WEIGHTS], [*_PHASE_WEIGHTS.values()])
-        run.start()
-        if phase == "start":
-            time.sleep(self.random.uniform(0, self._start_seconds))
-        else:
-            in_phase = {"evaluation": run.is_evaluating, "checkpoint": run.is_saving}.get(phase)
-            run.wait_until(
-                lambda: run.step() >= target and run.is_training() and (not in_phase or in_phase())
-            )
-            time.sleep(self.random.uniform(0, 0.05))
-        number = draw_signal(self.random)
-        stop_before_kill(number, run)
-        if not run.running:
-            run.finish()
-            return False
-        self.note(f"{number.name} while {run.activity()}")
-        self.counts["kills"] += 1
-        run.end(number)
-        return True
-
-    def _damage_checkpoint(self, name: str) -> None:
-        """Damages the newest checkpoint of a copy of the run without its last, and resumes."""
-        run = self._run(name)
-        shutil.copytree(self._folder / "a", run.folder)
-        shutil.rmtree(run.folder / f"checkpoint_{run.checkpoint()}")
-        newest, kind = run.folder / f"checkpoint_{run.checkpoint()}", self.random.choice(_DAMAGES)
-        path = any_file(newest, self.random)
-        damage(path, kind, self.random)
-        done, outcome = run.run(), "harmless"
-        if done.code:
-            outcome = "named; fell back"
-            said = done.output.splitlines()[-1]
-            wanted = ("is damaged", "newest sound one is checkpoint_")
-            if done.code != EXIT_USER_ERROR or not all(text in said for text in wanted):
-                raise Difference(f"{kind} in {path}: code {done.code}, {said}")
-            run.succeed("--checkpoint.on_damage=fall_back")
-        self._check_same("a", name)
-        self.note(f"checkpoint damaged ({kind}): {outcome}")
-
-    def _start_twice(self) -> None:
-        """Starts a run and then another in its folder, which must be refused."""
-        run, second = self._run("twice"), self._run("twice")
-        second.log = self._folder / "second.log"
-        run.start().wait_until(lambda: bool(run.lines()))
-        run.signal_group(signal.SIGSTOP)
-        if not run.running:
-            return
-        second.refuse("another run is writing")
-        run.signal_group(signal.SIGCONT)
-        run.finish()
-        self._check_same("a", "twice")
-        self.note("second run refused")
-
-    def _edit_task(self) -> None:
-        """Resumes a run with another objective of its task, which is refused, then with its own."""
-        run, module = self._run("edited"), self._folder / f"{_EDITED_MODULE}.py"
-        shutil.copytree(self._folder / "a", run.folder)
-        shutil.rmtree(run.folder / f"checkpoint_{run.checkpoint()}")
-        module.write_text(_EDITED_TASK % self._given.task)
-        path = os.pathsep.join(filter(None, (str(self._folder), os.environ.get("PYTHONPATH"))))
-        run.start(f"--task_module={_EDITED_MODULE}", env={**os.environ, "PYTHONPATH": path})
-        run.expect_refusal(f"objective of {self._given.task}")
-        module.unlink()
-        run.succeed()
-        self._check_same("a", "edited")
-        self.note("edited task refused")
-
-    # --- a random run
 
     def _drawn_run(self) -> Done:
         """Draws until a run is not refused, which must take one line; returns the run."""
@@ -599,9 +335,6 @@ class Trial:
         ids, wanted = [part.id for part in found.parts], of.documents(found.window)
         if ids != wanted:
             raise Difference(f"explain names {ids} in window {found.window}, not {wanted}")
-
-    def clean(self) -> None:
-        shutil.rmtree(self._folder)
 
 
 def _span_window(inputs: int, targets: int) -> int:

@@ -8,8 +8,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tests.laboratory import given_run, run_trials
+from tests.laboratory.commands import Difference
 from tests.laboratory.comparing import cache_differences, run_differences
-from tests.laboratory.runs import Run
+from tests.laboratory.run_trials import Run
 
 
 def model_dir(folder, state, lines):
@@ -78,3 +80,10 @@ def test_what_a_run_waits_for_is_told_by_its_output(tmp_path):
         said += f"{line}\n"
         run.output = lambda said=said: said
         assert run.waits_for() == expected
+
+
+def test_a_difference_of_a_given_run_is_named(tmp_path, monkeypatch):
+    flags = argparse.Namespace(seed=5, task="a", preset="t5_1_1_tiny")
+    monkeypatch.setattr(run_trials, "run_differences", lambda *_: ["the state"])
+    with pytest.raises(Difference, match="t5_1_1_tiny a: 1 differences, first"):
+        given_run.Trial(flags, 0, tmp_path)._same(tmp_path, tmp_path)

@@ -52,10 +52,6 @@ _LONG = (
 )
 
 
-def warm(flags: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Nothing is shared."""
-
-
 class Trial:
     """A tokenizer and its texts."""
 

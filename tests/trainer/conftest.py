@@ -49,12 +49,6 @@ def assert_one_line(code, errors, *says):
         assert text in line
 
 
-def training_metrics(model_dir):
-    """Returns the metrics of updates by step."""
-    lines = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
-
-
 def _make(folder, corpus):
     """Makes a corpus of 600 KB of lines, a vocabulary of 600 + 100 pieces, and their cache."""
     corpus = sources.resolve(sources.parse(corpus))

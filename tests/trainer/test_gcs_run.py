@@ -5,6 +5,7 @@ import os
 import pytest
 
 import trainer.pretrain
+from tests.support.cases import rows
 from tests.support.processes import started
 from tests.support.runs import TASK, losses, pretrain, state
 from tests.support.servers.gcs import GcsServer
@@ -87,10 +88,6 @@ def test_a_run_goes_on_in_a_bucket_by_either_client(text_cache, alone, tmp_path,
 
 @pytest.mark.slow
 def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path):
-    pytest.importorskip("pipeline.annexes.report")
-    pytest.importorskip("tasks.annexes.inspecting")
-    pytest.importorskip("trainer.annexes.reports")
-    pytest.importorskip("trainer.annexes.comparing")
     texts = text_cache.parents[1]
     with GcsServer(faults=0.05, seed=5) as gcs:
         for path in texts.glob("*.txt"):
@@ -102,13 +99,13 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
                      "--row_tokens=100"]  # fmt: skip
             run(gcs, "pipeline.build", f"--corpus=text:{corpus}/*.txt?split=train", *build)
             run(gcs, "pipeline.verify", f"--cache={at}/cache/{TASK}")
-            report = f"--output={tmp_path}/report.html"
-            run(gcs, "pipeline.annexes.report.report", f"--cache={at}/cache/{TASK}", report)
-            run(gcs, "tasks.annexes.inspecting.inspect", f"--cache={at}/cache/{TASK}", "--index=3")
+            for module, *more in rows("ON_CACHES"):
+                more = [each.format(folder=tmp_path) for each in more]
+                run(gcs, module, f"--cache={at}/cache/{TASK}", *more)
             run(gcs, "trainer.pretrain", *flags(f"{at}/cache", f"{at}/model"))
             run(gcs, "trainer.evaluate", f"--model_dir={at}/model", "--checkpoints=all")
-            run(gcs, "trainer.annexes.reports.report", f"--model_dir={at}/model")
-            run(gcs, "trainer.annexes.comparing.explain", f"--model_dir={at}/model", "--step=1")
+            for module, *more in rows("ON_RUNS"):
+                run(gcs, module, f"--model_dir={at}/model", *more)
     assert sum(count for fault, count in gcs.counts().items() if fault) > 4
     here, there = tmp_path / "here", gcs.store.fetch("there", tmp_path)
     boards = {path.parent.name for path in there.glob("model/tensorboard/*/events.*")}

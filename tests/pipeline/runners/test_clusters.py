@@ -6,19 +6,12 @@ import sys
 import pytest
 
 from tasks.storage import files
+from tests.pipeline.runners.test_job_parts import PIECES, TASK
+from tests.pipeline.runners.test_job_parts import wanted as wanted
 from tests.support import clusters
 from tests.support.processes import launched, wait_for
 
 pytestmark = pytest.mark.engines
-
-TASK = "python_docs_span_corruption"
-PIECES = "--shard_bytes=100000"
-
-
-@pytest.fixture(scope="module")
-def wanted(build, checksums, tmp_path_factory) -> dict[str, str]:
-    """Returns the checksums of a cache that one process built."""
-    return checksums(build(tmp_path_factory.mktemp("whole"), PIECES))
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from tasks import annexes
+from tests.support.cases import entries
 from tests.support.child import beginning
 from tests.support.processes import ROOT, completed, launched, started, wait_for
-from tests.support.small_tokenizers import t5
 
 pytestmark = pytest.mark.processes
 
@@ -29,31 +28,18 @@ def corpus(tmp_path):
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 
 
-DRY_RUNS = "dry_run" in annexes.entries("flags.build")
-CUT = annexes.entries("commands.vocabularies").get("vocab trim")
+def _trainer(corpus, folder):
+    return ["vocab.train", f"--corpus=text:{corpus}", "--vocab_size=8000",
+            f"--output={folder}/vocabulary"]  # fmt: skip
 
 
-@pytest.fixture(
-    params=[
-        *["workers of a dry run"] * DRY_RUNS,
-        *["workers of a cut"] * bool(CUT),
-        "SentencePiece's trainer",
-    ]
-)
+PARENTS = {"SentencePiece's trainer": _trainer, **entries("PARENTS")}
+
+
+@pytest.fixture(params=PARENTS)
 def parent(request, corpus, tmp_path):
     """Returns a command that has just started its children, and that runs in a session."""
-    if "dry run" in request.param:
-        words = ["-m", "pipeline.build", "--task=lm", "--name=x", f"--corpus=text:{corpus}",
-                 "--vocabulary=bytes", f"--cache_dir={tmp_path}/cache", "--dry_run",
-                 "--workers=2"]  # fmt: skip
-    elif "cut" in request.param:
-        corpus.with_name("second.txt").write_bytes(corpus.read_bytes())
-        model = t5(tmp_path / "t5", corpus.read_text().split()[:2000], 100)
-        words = ["-m", CUT, f"--vocabulary={model}", f"--corpus=text:{tmp_path}/*.txt",
-                 "--workers=2", f"--output={tmp_path}/cut"]  # fmt: skip
-    else:
-        words = ["-m", "vocab.train", f"--corpus=text:{corpus}", "--vocab_size=8000",
-                 f"--output={tmp_path}/vocabulary"]  # fmt: skip
+    words = ["-m", *PARENTS[request.param](corpus, tmp_path)]
     process = launched(beginning([sys.executable, *words]))
     assert wait_for(lambda: children(process), process), process.communicate()
     yield process

@@ -210,9 +210,7 @@ def test_advice_can_be_run_where_it_is_printed(notebook, begin, monkeypatch):
         monkeypatch.delattr(builtins, "__IPYTHON__")
     said = []
     monkeypatch.setattr(
-        type(verify.main),
-        "call",
-        lambda *_: said.append(programs.program("trainer.evaluate")),
+        type(verify.main), "call", lambda *_: said.append(programs.program("trainer.evaluate"))
     )
     palimpsest.call("verify", cache="x")
     assert said == [f"{begin} evaluate"]

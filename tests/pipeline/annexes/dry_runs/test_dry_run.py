@@ -1,4 +1,4 @@
-"""What dry runs say of lists, pairs, parts and texts that a build would refuse."""
+"""Dry runs of builds with lists, of pairs, of parts, and of texts that a build would refuse."""
 
 import json
 import re

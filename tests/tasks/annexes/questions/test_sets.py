@@ -106,10 +106,7 @@ def test_a_limit_takes_questions_of_all_groups():
         (json.dumps(CLOZE | {"answer": True}), "line 1: answer must be the index"),
         (json.dumps(CLOZE | {"choices": ["dog", " "]}), "line 1: choices must be texts"),
         (json.dumps(CLOZE | {"choices": ["dog", None]}), "line 1: choices must be texts"),
-        (
-            json.dumps(CLOZE | {"choices": ["dog", "dog"]}),
-            "line 1: the right choice .dog.",
-        ),
+        (json.dumps(CLOZE | {"choices": ["dog", "dog"]}), "line 1: the right choice .dog."),
     ],
 )
 def test_a_file_that_is_wrong_is_named(tmp_path, written, says):

@@ -13,6 +13,8 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.runs import TASK, flags_of
 from tests.trainer.conftest import built, command, ended
+from tests.trainer.data.test_packing import RESUMED
+from tests.trainer.data.test_packing import caches as caches
 from trainer.annexes.comparing import explain
 from trainer.annexes.comparing.document_steps import Sightings
 from trainer.annexes.comparing.explanation import Explanation
@@ -153,6 +155,21 @@ def test_the_command_explains_a_run_without_checkpoints(text_cache, tmp_path, ca
     explain.main([*flags[1:], f"--output={page}"])
     assert capsys.readouterr().out == f"{page}: 6 rows\n"
     assert page.read_text().count("<article") == 6
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_rows_of_pairs_packed_and_masked_are_explained(caches, tmp_path, capsys, case):
+    preset, task, (inputs, targets), flags = RESUMED[case]
+    given = (f"--task={task}", f"--lengths.inputs={inputs}", f"--lengths.targets={targets}", *flags)
+    start(tmp_path / "model", caches, *given, preset=preset)
+    capsys.readouterr()
+    flags = [f"--model_dir={tmp_path}/model", "--step=2"]
+    explain.main(flags)
+    shown = capsys.readouterr().out
+    assert {re.match(r"row (\d+)", line)[1] for line in shown.splitlines()} == {*"012345"}
+    explain.main([*flags, "--row=1"])
+    says = r"(?s)2, row 1, example 2.+UL2, mode" if case == "packed" else r"\[0:"
+    assert re.search(says, shown + capsys.readouterr().out)
 
 
 @pytest.mark.processes

@@ -58,11 +58,7 @@ def test_attention_of_gpus_on_a_mesh_equals_einsums_on_one_device(mesh):
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("preset", "flags"),
-    [
-        ("t5_1_1_tiny", ()),
-        ("llama_tiny", ("--model.num_kv_heads=2",)),
-    ],
+    ("preset", "flags"), [("t5_1_1_tiny", ()), ("llama_tiny", ("--model.num_kv_heads=2",))]
 )
 def test_attention_of_gpus_equals_einsums(preset, flags):
     # With dropout of weights, queries, keys and values are taken apart.

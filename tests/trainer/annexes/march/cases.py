@@ -34,10 +34,7 @@ WITHOUT_TRANSFORMERS = [
 ]
 
 WRITTEN_OUT = {
-    "dynamic tanh": (
-        {"norm": "dynamic_tanh:alpha=0.25"},
-        {"norm": ("dynamic_tanh", 0.0, "vector")},
-    ),
+    "dynamic tanh": ({"norm": "dynamic_tanh:alpha=0.25"}, {"norm": ("dynamic_tanh", 0.0, "vector")})
 }
 
 OPTIMIZER_SEEDS = {
@@ -47,7 +44,7 @@ OPTIMIZER_SEEDS = {
         **{"optimizer.beta2": 0.95, "optimizer.epsilon": 1e-8, "optimizer.weight_decay": 0.1},
         **{"optimizer.clip_norm": 1.0, "loss.normalizer": "num_real_target_tokens"},
         "loss.z_loss": 0,
-    },
+    }
 }
 OPTIMIZER_RATES = {"march": {0: 1e-4, 14_999: 1e-4}}
 

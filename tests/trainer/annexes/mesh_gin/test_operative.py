@@ -30,19 +30,16 @@ OF_MASKS = {
     REGULAR: "regular_noise_mask.min_span_length = 1\nregular_noise_mask.max_span_length = 5",
     SPANS: "random_spans_noise_mask.mean_noise_span_length = 4.0",
 }
-
-
-def operative(mask, inputs, targets, density, length, more="", joins=True, task="c4_v020"):
-    """Returns an operative configuration: every argument of every configurable that ran."""
-    steps = ["select_random_chunk", *["reduce_concat_tokens"] * joins]
-    steps += ["split_tokens_to_inputs_length", "denoise"]
-    stacks = "\n".join(
-        f"""
+LAYERS = {
+    "encoder": ("SelfAttention", "DenseReluDense"),
+    "decoder": ("SelfAttention", "EncDecAttention", "DenseReluDense"),
+}
+STACK = """
 {stack}/DenseReluDense.dropout_rate = %dropout_rate
 {stack}/DenseReluDense.hidden_size = %d_ff
 {stack}/LayerStack.norm_epsilon = 1e-06
 {stack}/make_layer_stack.block_scope = True
-{stack}/make_layer_stack.layers = [{", ".join(f"@transformer_layers.{name}" for name in layers)}]
+{stack}/make_layer_stack.layers = [{layers}]
 {stack}/make_layer_stack.num_layers = %num_layers
 {stack}/SelfAttention.attention_kwargs = None
 {stack}/SelfAttention.num_heads = %num_heads
@@ -56,10 +53,17 @@ def operative(mask, inputs, targets, density, length, more="", joins=True, task=
 {stack}/Unitransformer.shared_embedding_and_softmax_weights = True
 {stack}/Unitransformer.z_loss = 0.0001
 """
-        for stack, layers in (
-            ("encoder", ("SelfAttention", "DenseReluDense")),
-            ("decoder", ("SelfAttention", "EncDecAttention", "DenseReluDense")),
+
+
+def operative(mask, inputs, targets, density, length, more="", joins=True, task="c4_v020"):
+    """Returns an operative configuration: every argument of every configurable that ran."""
+    steps = ["select_random_chunk", *["reduce_concat_tokens"] * joins]
+    steps += ["split_tokens_to_inputs_length", "denoise"]
+    stacks = "".join(
+        STACK.format(
+            stack=stack, layers=", ".join(f"@transformer_layers.{name}" for name in layers)
         )
+        for stack, layers in LAYERS.items()
     )
     return f"""
 import mesh_tensorflow.transformer.transformer_layers

@@ -23,10 +23,7 @@ DEFINITIONS = {
         Local(window=1, global_blocks="0+3"),
         lambda i, j, n, h: i == j or i in (0, 3) or j in (0, 3),
     ),
-    "dilated": (
-        Dilated(window=5, dilation=3),
-        lambda i, j, n, h: abs(i - j) in (0, 3, 6),
-    ),
+    "dilated": (Dilated(window=5, dilation=3), lambda i, j, n, h: abs(i - j) in (0, 3, 6)),
     # DeepSpeed's: of a short last window the block at the same place or, if that is not there, the
     # last one.
     "fixed": (

@@ -8,15 +8,13 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import encode_with_sentinels
-from tests.trainer import test_generate
+from tests.trainer.test_generate import run as run
+from tests.trainer.test_generate import spm as spm
 from trainer.annexes.suites import fill
 from trainer.decoding.decoder import Decoded
 from trainer.inference.generator import Generator
 
 pytestmark = pytest.mark.processes  # whole runs
-
-
-run, spm = test_generate.run, test_generate.spm
 
 
 def test_fill_shows_spans_in_their_places(run, spm, capsys, monkeypatch):

@@ -14,9 +14,7 @@ REFUSED = [
     ("lm", {"feed_forward": "switch:every=1", "mlp_bias": True}, "mlp_bias is True; .*no bias"),
 ]
 
-TOTALS = [
-    ("switch_base_8", {}, 222_903_552 + 12 * (7 * 2 * 768 * 3072 + 768 * 8), None),
-]
+TOTALS = [("switch_base_8", {}, 222_903_552 + 12 * (7 * 2 * 768 * 3072 + 768 * 8), None)]
 
 SWITCH = THEIR_T5 | {"num_experts": 4, "expert_capacity": 7, "router_jitter_noise": 0.0}
 SWITCH |= {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
@@ -34,22 +32,18 @@ ARCHITECTURES = {"SwitchTransformers": "SwitchTransformersForConditionalGenerati
 # Shapes whose fields get values of other types.
 OTHER_TYPES = ["switch"]
 
-SCANNED_WINDOWS = {
-    "lm": {"num_decoder_layers": 5, "feed_forward": "switch:experts=2,every=1"},
-}
+SCANNED_WINDOWS = {"lm": {"num_decoder_layers": 5, "feed_forward": "switch:experts=2,every=1"}}
 
 # Presets that transformers has, too.
 BEGINNINGS_OF_PRESETS = ["switch_base_", "switch_large_"]
 
-SCANNED = {
-    "lm": {"num_decoder_layers": 3, "feed_forward": "switch:experts=2,every=1"},
-}
+SCANNED = {"lm": {"num_decoder_layers": 3, "feed_forward": "switch:experts=2,every=1"}}
 
 WITHOUT_CUSTOM_CODE = [
     (
         *("lm_tiny", {"feed_forward": "switch:experts=4,every=2"}),
         "no lm model with feed_forward switch:experts=4,every=2$",
-    ),
+    )
 ]
 
 SHARDED = {"lm_tiny": ("--model.feed_forward=switch:experts=4,every=1",)}

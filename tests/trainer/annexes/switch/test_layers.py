@@ -25,12 +25,7 @@ from trainer.model.masks import Rows
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
-from trainer.model.transformer import (
-    SownLogits,
-    init_params,
-    rounded_kernels,
-    run_model,
-)
+from trainer.model.transformer import SownLogits, init_params, rounded_kernels, run_model
 
 B, L, D = 2, 8, 8
 SHARED = Shared(D, 40, "float32", 0.0, StandardParametrisation())

@@ -51,5 +51,5 @@ SHARDED = {
 
 IN_BFLOAT16 = [
     {"model": "t5_1_0"}
-    | {"mixer": "cdq:conditional_heads=1", "stack_parts": "memory_tokens:count=2"},
+    | {"mixer": "cdq:conditional_heads=1", "stack_parts": "memory_tokens:count=2"}
 ]

@@ -1,0 +1,3 @@
+"""Rows that inspecting adds to tables of the core's tests."""
+
+ON_CACHES = [("tasks.annexes.inspecting.inspect", "--index=3")]
