@@ -84,7 +84,10 @@ def _damage_plan(trial: "Trial") -> None:
         damage(path, "cut", trial.random)
     else:
         text = path.read_text()
-        place = trial.random.choice([place for place, each in enumerate(text) if each == '"'])
+        # The task's name is no part of the fingerprint that tells a damaged plan from another one.
+        name = f'"{cache.name}"'
+        quotes = [place for place, character in enumerate(text) if character == '"']
+        place = trial.random.choice([each for each in quotes if not text.startswith(name, each)])
         path.write_text(text[: place + 1] + "~" + text[place + 2 :])
     _mend(trial, "a damaged plan")
 
