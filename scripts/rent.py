@@ -90,7 +90,8 @@ def main() -> None:
         was = f"{then.get(folder, 0):>8,}" if then else ""
         print(f"{folder:<36}{was}{now.get(folder, 0):>8,}{budget or 0:>8,}  {reason}")
     for name, count in totals(now).items():
-        print(f"{name:<36}{count:>16,}{book['totals'][name]:>8,}  goal {book['goals'][name]:,}")
+        goal = f"goal {book['goals'][name]:,}" if name in book["goals"] else ""
+        print(f"{name:<36}{count:>16,}{book['totals'][name]:>8,}  {goal}")
     if flags.write:
         BOOK.write_text(written(book, now), "utf-8")
 
