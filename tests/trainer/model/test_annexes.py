@@ -9,7 +9,7 @@ import pytest
 from tasks import annexes
 from tests.support.processes import started
 from trainer.config import Config, save_config
-from trainer.config.presets import MODEL_PRESETS, T5_VOCAB_SIZE
+from trainer.config.presets import MODEL_PRESETS
 
 ROOT = pathlib.Path(__file__).parents[3]
 # Names of parts that are also words.
@@ -31,7 +31,7 @@ def test_a_model_of_the_core_imports_no_annex():
 
 @pytest.mark.parametrize("name", annexes.entries("presets"))
 def test_runs_with_its_models_open_in_a_new_process(tmp_path, name):
-    presets = dict(annexes.get("presets", name)(T5_VOCAB_SIZE))
+    presets = dict(annexes.get("presets", name)())
     for preset in (min(presets), max(presets)):
         (tmp_path / preset).mkdir()
         model = MODEL_PRESETS[preset]

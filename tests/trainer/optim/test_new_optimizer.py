@@ -28,7 +28,7 @@ def toy(tmp_path, monkeypatch):
     (tmp_path / "toy_optimizer.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     entry = Optimizer("toy_optimizer:direction", {"momentum": 0.5})
-    monkeypatch.setattr(OPTIMIZERS, "_own", {**OPTIMIZERS._own})
+    monkeypatch.setattr(OPTIMIZERS, "own", {**OPTIMIZERS.own})
     OPTIMIZERS.register("toy", entry)
     yield
     sys.modules.pop("toy_optimizer", None)
