@@ -37,7 +37,7 @@ OTHERS = {
 def defined(monkeypatch):
     """Defines the parts of docs/extending.md, in a module each, where dataclasses look up types."""
     for slot in SLOTS.values():  # register for this test alone
-        monkeypatch.setattr(slot, "_own", dict(slot._own))
+        monkeypatch.setattr(slot, "own", dict(slot.own))
     modules = {}
     for name, heading in (("mixers", "A mixer"), ("others", "Other parts of a model")):
         modules[name] = sys.modules[name] = types.ModuleType(name)
@@ -73,7 +73,7 @@ def test_a_task_module_registers_them(tmp_path, monkeypatch):
     flags = ["--model.mixer=average", "--model.position=absolute", "--task_module=my_mixer"]
 
     def forget():
-        MIXERS._own.pop("average", None)
+        MIXERS.own.pop("average", None)
         sys.modules.pop("my_mixer", None)
 
     forget()
