@@ -109,8 +109,7 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
     path = "evaluation.decoding.max_new_tokens"
     if origins.get(path, "lengths.targets") != "lengths.targets" or not lengths.targets:
         return config
-    origins[path] = "lengths.targets"
-    return field_paths.replace(config, path, lengths.targets)
+    return field_paths.implied(config, origins, {path: lengths.targets}, "lengths.targets")
 
 
 def _check_packing(config: Config) -> None:
@@ -162,8 +161,7 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
         field = f"lengths.{side}"
         value, set_already = getattr(task.lengths, side), getattr(config.lengths, side)
         if set_already is None:
-            config = field_paths.replace(config, field, value)
-            origins[field] = f"task {task.name}"
+            config = field_paths.implied(config, origins, {field: value}, f"task {task.name}")
         elif origins.get(field, "").startswith("task ") and set_already != value:
             raise UserError(
                 f"{origins[field]} has {side} of length {set_already} and {task.name} of length "
@@ -179,13 +177,13 @@ def _imply_vocab_size(
     origin = origins.get("model.vocab_size", "preset")
     of_source = origin in (config.init_from, f"the run {config.init_from}")
     others = of_source and _has_other_rows(config, vocabulary)
+    values: dict[str, int | None] = {}
     if others and origins.get("model.start_id") == origin:
-        config = field_paths.replace(config, "model.start_id", None)
-        origins["model.start_id"] = vocabulary.origin
+        values["model.start_id"] = None
     if origin.startswith("preset") or others:
-        rounded = -(-vocabulary.size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-        config = field_paths.replace(config, "model.vocab_size", rounded)
-        origins["model.vocab_size"] = vocabulary.origin
+        multiples = -(-vocabulary.size // VOCABULARY_MULTIPLE)
+        values["model.vocab_size"] = multiples * VOCABULARY_MULTIPLE
+    config = field_paths.implied(config, origins, values, vocabulary.origin)
     if config.model.vocab_size < vocabulary.size:
         raise UserError(
             f"--model.vocab_size={config.model.vocab_size} is smaller than {vocabulary.place}, "

@@ -1,6 +1,5 @@
 """Computes a run's batch size and microbatches from sizes given in tokens."""
 
-import dataclasses
 import math
 
 from tasks.objectives import Lengths
@@ -42,8 +41,7 @@ def batch_of_tokens(
                 f"--tokens_per_batch={config.tokens_per_batch} is not a multiple of the row length "
                 f"{length}: use {rows * length or length}"
             )
-        config = dataclasses.replace(config, batch_size=rows)
-        origins["batch_size"] = "tokens_per_batch"
+        config = field_paths.implied(config, origins, {"batch_size": rows}, "tokens_per_batch")
     if config.tokens_per_microbatch_per_replica is not None:
         if devices is None:
             import jax
@@ -68,6 +66,6 @@ def batch_of_tokens(
                     f"but all batches of --batch_schedule={config.batch_schedule} divide into "
                     f"{common} at most: choose other numbers of rows"
                 )
-            config = dataclasses.replace(config, microbatches=parts)
-        origins["microbatches"] = "tokens_per_microbatch_per_replica"
+            by = "tokens_per_microbatch_per_replica"
+            config = field_paths.implied(config, origins, {"microbatches": parts}, by)
     return config

@@ -50,6 +50,15 @@ def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
         raise UserError(str(error)) from error
 
 
+def implied(config: Any, origins: dict[str, str], values: Mapping[str, Any], by: str) -> Any:
+    """Returns a copy with the fields at all paths set; `by`, which implies them, is their origin.
+
+    Raises a UserError for rejected values.
+    """
+    origins |= dict.fromkeys(values, by)
+    return replace_all(config, values)
+
+
 def _replaced(config: Any, values: Mapping[str, Any], path: str) -> Any:
     groups: dict[str, dict[str, Any]] = {}
     for inner, value in values.items():
@@ -92,9 +101,8 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
 
 def override(config: Any, origins: dict[str, str], given: Given) -> Any:
     """Returns `config` with the given flags applied, and records their origin."""
-    origins |= dict.fromkeys(given.values, "command line")
     try:
-        return replace_all(config, given.values)
+        return implied(config, origins, given.values, "command line")
     except RejectedField as error:
         if error.path not in given.typed:
             raise

@@ -140,12 +140,10 @@ def build_config(
     origins = {path: origin for path, _ in field_paths.leaves(config) if path.startswith("model.")}
     origins["preset"] = _TYPED
     if settings:
-        config = field_paths.replace_all(config, settings.values)
-        origins |= dict.fromkeys(settings.values, settings.origin)
+        config = field_paths.implied(config, origins, settings.values, settings.origin)
     if optimizer_preset is not None:
-        values = recipe(optimizer_preset)
-        config = field_paths.replace_all(config, values)
-        origins |= dict.fromkeys(values, f"optimizer preset {optimizer_preset}")
+        by = f"optimizer preset {optimizer_preset}"
+        config = field_paths.implied(config, origins, recipe(optimizer_preset), by)
     return field_paths.override(config, origins, overrides), origins
 
 

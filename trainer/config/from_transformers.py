@@ -72,8 +72,7 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
         for name, value in field_paths.leaves(found)
         if name not in _OURS and origins.get(f"model.{name}") != "command line"
     }
-    origins |= dict.fromkeys(taken, source)
-    return field_paths.replace_all(config, taken)
+    return field_paths.implied(config, origins, taken, source)
 
 
 def _model(source: str | None, model_dir: str | None, groups: Mapping[str, Any]) -> ModelConfig:

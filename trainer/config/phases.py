@@ -231,8 +231,9 @@ def in_updates(config: Any, origins: dict[str, str]) -> Any:
     if config.train_tokens is not None:
         if origins.get("train_steps") == "command line":
             raise UserError("--train_tokens and --train_steps are alternatives: set only one")
-        origins["train_steps"] = f"--train_tokens={config.train_tokens}"
-        origins.pop("train_tokens", None)
         steps = phases.in_tokens.updates(tokens_of(config.train_tokens) or 0)
-        new |= {"train_steps": steps, "train_tokens": None}
+        by = f"--train_tokens={config.train_tokens}"
+        config = field_paths.implied(config, origins, {"train_steps": steps}, by)
+        origins.pop("train_tokens", None)
+        new["train_tokens"] = None
     return field_paths.replace_all(config, new)
