@@ -1,6 +1,6 @@
-"""One command line for all commands; and the functions of Python that annexes add.
+"""One command line for all commands, `batches` for any trainer, and functions that annexes add.
 
-They are names of the slot "python", which are loaded when they are used, and JAX or Beam when a
+Those are names of the slot "python", which are loaded when they are used, and JAX or Beam when a
 command needs them.
 """
 
@@ -9,6 +9,7 @@ from typing import Any
 import palimpsest_home
 
 palimpsest_home.settle(__path__[0])
+_OWN = {"UserError": "tasks.terminal.command_line:UserError", "batches": "trainer.reading:batches"}
 
 
 def __getattr__(name: str) -> Any:
@@ -16,7 +17,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tasks import annexes
 
-    known = annexes.entries("python")
+    known = {**_OWN, **annexes.entries("python")}
     if name == "__all__":
         return sorted(known)
     if name not in known:

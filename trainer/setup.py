@@ -34,20 +34,26 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
 
     Adds origins of implied fields to `origins`. If `training`, waits for caches being built.
     """
-    for name in ("task", "model_dir"):
-        if not getattr(config, name):
-            raise UserError(f"--{name} is missing")
+    if not config.model_dir:
+        raise UserError("--task is missing" if not config.task else "--model_dir is missing")
     metadata.check_folder(config.model_dir, "--model_dir")
+    return opened(config, origins, training)
+
+
+def opened(config: Config, origins: dict[str, str], training: bool = False) -> Run:
+    """Does what `prepare` does, also without a folder for the run."""
+    if not config.task:
+        raise UserError("--task is missing")
     if scheme := config.data_scheme:
         open_data = annexes.get("data", scheme)
         if open_data is None:
             known = ", ".join(f"{entry}:" for entry in annexes.entries("data")) or "none"
             raise UserError(f"--task={config.task}: no data are called {scheme}: (known: {known})")
-        opened = open_data(config)
+        found = open_data(config)
     else:
-        opened = _open_caches(config, origins, training)
-    config, converter = _fit(opened.config, origins, opened.vocabulary, opened.lengths)
-    return Run(config, opened.data(config, converter), converter)
+        found = _open_caches(config, origins, training)
+    config, converter = _fit(found.config, origins, found.vocabulary, found.lengths)
+    return Run(config, found.data(config, converter), converter)
 
 
 def _open_caches(config: Config, origins: dict[str, str], training: bool) -> Opened:

@@ -17,6 +17,7 @@ from trainer.config.resuming import changes, config_changes
 from trainer.config.run import Config, MetricsConfig
 from trainer.config.stored import (
     CONFIG_FILE,
+    as_batches,
     as_stored,
     load_config,
     load_record,
@@ -44,6 +45,7 @@ __all__ = [
     "ProcessesConfig",
     "StoppingConfig",
     "VocabularyConfig",
+    "as_batches",
     "as_stored",
     "changes",
     "config_changes",

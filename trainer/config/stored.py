@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,21 @@ from tasks import annexes, registry
 from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from trainer.config import field_paths
+from trainer.config.data import DataConfig
 from trainer.config.run import Config
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
+# Fields that determine batches, beside those of which `changes` says it.
+_OF_BATCHES = (
+    "preset",
+    "model",
+    "task_module",
+    "train_steps",
+    "train_tokens",
+    "tokens_per_batch",
+    "data",
+)
 # Folders in which a run is looked for, if it is not where it should be.
 _INNER = 20
 
@@ -63,6 +75,22 @@ def as_stored(config: Config) -> dict[str, Any]:
     groups = annexes.entries("settings").items()
     idle = [name for name, kind in groups if getattr(config, name) == annexes.load(kind)()]
     return {name: each for name, each in dataclasses.asdict(config).items() if name not in idle}
+
+
+def as_batches(config: Config) -> dict[str, Any]:
+    """Returns what is stored of a configuration and determines its batches, as JSON values.
+
+    That leaves out the caches' folder and how fast they are read.
+    """
+    changing = {each.name for each in dataclasses.fields(Config)
+                if each.metadata["changes"] in ("batches", "later_batches")}  # fmt: skip
+    named = {*changing, *_OF_BATCHES, *annexes.entries("caches")}
+    found = {name: each for name, each in as_stored(config).items() if name in named}
+    own = [each.name for each in dataclasses.fields(DataConfig)
+           if each.metadata["changes"] != "nothing"]  # fmt: skip
+    found["data"] = {name: found["data"][name] for name in own}
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
 
 
 def stored_config(value: Mapping[str, Any], source: str) -> Config:

@@ -13,8 +13,9 @@ Dimensions: W windows, one per row of a batch.
 import bisect
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import Epochs, NestedOrder, Reading, no_window
+from trainer.data.prefetching import prefetched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,10 +207,6 @@ class TrainingBatches:
             {name: row for blank in stage for name, row in blank.items()} for stage in blanks
         ]
 
-    def __len__(self) -> int:
-        # grain needs a length; no run is this long. Due times of windows are exact up to 2**52.
-        return (1 << 50) // max(self._phases.sizes)
-
     def places(self, step: int) -> Places:
         """Returns the origins of this host's rows of batch `step`."""
         return self.examples(step)[1]
@@ -262,13 +260,8 @@ class TrainingBatches:
             yield number, rows, members
 
     def __getitem__(self, step: int) -> Batch:
-        size, features, sources = (
-            self.rows(step),
-            self._features[self._stage(step)],
-            self.sources(step),
-        )
-        shapes = {name: (size, *row.shape[1:]) for name, row in features.items()}
-        batch = {name: np.zeros(shapes[name], row.dtype) for name, row in features.items()}
+        sources = self.sources(step)
+        batch = {name: np.zeros(*shape) for name, shape in self.spec(step).items()}
         for number, rows, members in self._members(step):
             source = sources[number]
             source.read_ahead(int(members.epochs_E[-1]), int(members.ranks_E[-1]))
@@ -279,12 +272,14 @@ class TrainingBatches:
                 batch[name][rows] = array
         return batch
 
+    def spec(self, step: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Returns the shape and type of each feature of batch `step`, without reading data."""
+        size, features = self.rows(step), self._features[self._stage(step)]
+        return {name: ((size, *row.shape[1:]), row.dtype) for name, row in features.items()}
+
     def iterate(self, first_step: int, threads: int = 1, prefetch: int = 4) -> Iterator[Batch]:
         """Yields the batches from `first_step` on, prefetched by threads."""
-        import grain
-
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
-        return iter(grain.MapDataset.source(self)[first_step:].to_iter_dataset(options))
+        return prefetched(self.__getitem__, itertools.count(first_step), threads, prefetch)
 
 
 def _first_untouched(before: Source, after: Source, rank: int) -> int:

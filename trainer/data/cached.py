@@ -17,7 +17,7 @@ from tasks.objectives.packing import deck
 from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError, nearest
-from trainer.config import Config
+from trainer.config import Config, as_batches
 from trainer.config.evaluation import TASK_METRICS
 from trainer.data import features, mixing, segments, startup, task_record
 from trainer.data.batches import BatchMaker, Source, TrainingBatches, evaluation_batches
@@ -36,7 +36,9 @@ from trainer.data.order import (
     Order,
     Reading,
 )
+from trainer.data.origins import Document, Origins
 from trainer.data.run import EvaluationSet, Waiting
+from trainer.data.run_batches import Batches
 from trainer.monitoring import activity
 
 # Rows per batch when reading examples.
@@ -291,22 +293,31 @@ class CachedData:
         schedule = MixingSchedule([(phases.passed(step), rates) for step, rates in self.rates])
         return TrainingBatches(self.sources, phases, schedule, host, hosts, later)
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """What determines the batches, as JSON values, with the fingerprints of the caches."""
+        return {**as_batches(self._config), "caches": self.fingerprints}
+
+    def explain(self, k: int, row: int) -> list[Document]:
+        """Returns the documents of a row of batch `k`, counted over all hosts."""
+        return [*Origins(self, k).documents(row)]
+
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
     ) -> Iterator[Batch]:
-        return self._arriving(self.batches(host, hosts), first_step, waiting or Waiting())
-
-    def _arriving(
-        self, batches: TrainingBatches, first_step: int, waiting: Waiting
-    ) -> Iterator[Batch]:
         reading = self._config.data
-        made = batches.iterate(first_step, reading.threads, reading.prefetch)
-        task, skips = self._config.task, reading.skips
-        for step in itertools.count(first_step):
+        batches = Batches(self, None, reading.threads, reading.prefetch).shard(host, hosts)
+        batches.state = first_step
+        return self._arriving(batches, waiting or Waiting())
+
+    def _arriving(self, batches: Batches, waiting: Waiting) -> Iterator[Batch]:
+        made, whole = iter(batches), self.batches()
+        task, skips = self._config.task, self._config.data.skips
+        for step in itertools.count(batches.state):
             waits = f"waiting for batch {skips.batch(step + 1)} of"
             with activity.doing(activity.DATA, f"{waits} {task}"):
                 with waiting.timed():
-                    arrived = self._wait(batches, step, waiting.stopping, waits)
+                    arrived = self._wait(whole, step, waiting.stopping, waits)
                 batch = next(made) if arrived else None
             if batch is None:
                 return

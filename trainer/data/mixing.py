@@ -50,7 +50,7 @@ def _languages(config: Config) -> MixtureSpec | None:
     names = language_set.tasks_of(
         config.cache_dir, task.name, registry.relatives(task, config.task_module)
     )
-    if names and files.exists(files.join(config.model_dir, CONFIG_FILE)):
+    if names and config.model_dir and files.exists(files.join(config.model_dir, CONFIG_FILE)):
         begun = load_record(config.model_dir).get("tasks", {})
         names = [name for name in names if name in begun] or names
     return MixtureSpec(task.name, tuple((name, None) for name in names)) if names else None

@@ -1,41 +1,18 @@
 """The documents and text behind one batch of a run, and the examples made from them."""
 
-import dataclasses
-import itertools
-
 import numpy as np
 
 from tasks.annexes.inspecting import show
 from tasks.annexes.inspecting.trace import trace
-from tasks.cache.lineage import Lineage, Part
-from tasks.cache.windows import Place
-from tasks.objectives.objective import Slots
 from tasks.objectives.packing import InSlot
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flag_fields import as_flag
 from tasks.vocabulary import TokenIds
 from trainer.annexes.comparing.document_steps import prepared
 from trainer.checkpoints import metadata
-from trainer.config import load_record
 from trainer.config.skips import described
-from trainer.data import task_record
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """The origin of an example in a batch: epoch (from 0) and window of its task.
-
-    `key` seeds the noise, `places` locate the window in the cache's shards, and `slot` says how it
-    became an example of a packed row.
-    """
-
-    task: str
-    epoch: int
-    window: int
-    key: np.uint64
-    places: tuple[Place, ...]
-    parts: tuple[Part, ...]
-    slot: Slots | None = None
+from trainer.data.origins import Origins, Row
+from trainer.reading import check_unchanged
 
 
 class Explanation:
@@ -64,39 +41,17 @@ class Explanation:
                 f"--data.skip={as_flag(config.data.skip)}: {described(left_out)}"
             )
         _, self._data = prepared(config, origins, cache_dir)
-        differences = task_record.changes(load_record(model_dir), self._data.record, read)
-        if differences:
-            raise UserError(
-                f"{model_dir} was trained on different examples ({'; '.join(differences)}): use "
-                "the task module, caches and version of this project that it was trained with"
-            )
-        fingerprints = metadata.newest(model_dir)[1].get("cache_fingerprints", {})
-        for task in self._data.tasks:
-            own = task.manifest.plan.fingerprint
-            if fingerprints.get(task.task.name, own) != own:
-                raise UserError(
-                    f"{task.cache} has changed since {model_dir} was trained on it, perhaps by "
-                    "a takedown: set --cache_dir to an earlier copy, or use --document, which "
-                    "still works"
-                )
+        check_unchanged(model_dir, self._data, read)
         self.step = step
         # Update k uses batch k - 1.
-        batches = self._data.batches()
-        self._sources = batches.sources(step - 1)
-        rows_E, self._places, self._members = batches.examples(step - 1)
-        # Row -> indices of its examples.
-        starts = np.searchsorted(rows_E, np.arange(batches.rows(step - 1) + 1))
-        self._examples = [range(*pair) for pair in itertools.pairwise(starts.tolist())]
-        self._lineages: dict[int, Lineage] = {}
+        self._origins = Origins(self._data, step - 1)
 
     def __len__(self) -> int:
-        return len(self._examples)
+        return len(self._origins)
 
     def examples(self, row: int) -> int:
         """Returns the number of examples of a row; raises UserError if there is no such row."""
-        if not 0 <= row < len(self):
-            raise UserError(f"--row={row}: the batch has rows 0 to {len(self) - 1}")
-        return len(self._examples[row])
+        return self._origins.examples(row)
 
     def examples_of(self, row: int | None) -> list[tuple[int, int]]:
         """Returns (row, number) of the examples of a row, or of all rows; see `examples`."""
@@ -110,28 +65,12 @@ class Explanation:
 
     def row(self, row: int, example: int = 0) -> Row:
         """Returns the origin of an example; raises UserError if there is no such row."""
-        self.examples(row)
-        index, places = self._examples[row][example], self._places
-        number, epoch, window = (
-            int(values[index]) for values in (places.sources, places.epochs, places.windows)
-        )
-        source, task = self._sources[number], self._data.tasks[number]
-        if number not in self._lineages:
-            self._lineages[number] = Lineage(task.cache, task.manifest, "train")
-        members, place = self._members[index]
-        partner = members.partners_E[place]
-        key = source.keys(members.epochs_E[[partner]], members.windows_E[[partner]])[0]
-        slots = members.slots
-        slot = slots and Slots(slots.choices_W[[place]], slots.mirrored_W[[place]])
-        where = source.maker.windows.where(window)
-        parts = self._lineages[number].parts(where)
-        return Row(source.task, epoch, window, key, where, parts, slot)
+        return self._origins.row(row, example)
 
     def sample(self, row: int, example: int = 0) -> show.Sample:
         """Returns the text of an example and the features made from it, for display."""
         found = self.row(row, example)
-        number = int(self._places.sources[self._examples[row][example]])
-        source, task = self._sources[number], self._data.tasks[number]
+        source, task, lineage = self._origins.source(row, example)
         tokens_WN, lengths_W = source.maker.windows.read(np.array([found.window]))
         tokens_N = tokens_WN[0, : int(lengths_W[0])]
         objective, lengths = task.task.objective, source.maker.example_lengths
@@ -155,7 +94,7 @@ class Explanation:
             tokens_N,
             made,
             lengths,
-            self._lineages[number].unit,
+            lineage.unit,
         )
 
     def _number(self, example: int) -> str:
