@@ -351,11 +351,7 @@ def _by_transformers(flags: Flags, config: Config, inputs: int, targets: int) ->
     on_gpu = flags.platform == "gpu"
     if on_gpu and not torch.cuda.is_available():
         return "finds no GPU"
-    if (
-        flags.devices > 1
-        or flags.platform == "tpu"
-        or config.model.architecture != "encoder_decoder"
-    ):
+    if flags.devices > 1 or flags.platform == "tpu" or not config.model.has_both_stacks:
         return "not compared"
     sizes, device = config.model, "cuda" if on_gpu else "cpu"
     network = T5Config(

@@ -15,7 +15,7 @@ def sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
     from trainer.model.spec import model_spec
 
     model = config.model
-    if model.architecture == "encoder" or config.optimizer.name != "adafactor":
+    if not model.has_decoder or config.optimizer.name != "adafactor":
         raise UserError("--t5x: T5X has no encoder-only models, and only its Adafactor is compared")
     spec = model_spec(model)
     same = (
@@ -23,7 +23,7 @@ def sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
         *("num_encoder_layers", "num_decoder_layers", "dropout_rate"),
     )
     return {
-        "decoder_only": model.architecture == "decoder",
+        "decoder_only": not model.has_encoder,
         "network": {
             **{name: getattr(model, name) for name in same},
             "mlp_activations": spec.decoder.layers[0].feed_forward.activations,

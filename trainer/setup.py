@@ -16,17 +16,12 @@ from trainer.data.caches import caches_of
 from trainer.data.features import Converter
 from trainer.data.mixing import mixtures_of
 from trainer.data.run import Data, DataVocabulary, Opened, Run
+from trainer.model.part_facts import ARCHITECTURES
 
 # Embedding rows are rounded up to a multiple of this, like T5's 32,128 for 32,100 ids: such sizes
 # are fast on accelerators and divide among devices.
 # Source: T5X `examples/t5/t5_1_1/base.gin`.
 VOCABULARY_MULTIPLE = 128
-# Architecture -> its presets.
-_FITTING = {
-    "encoder": "an encoder-only preset (bert_base, …)",
-    "encoder_decoder": "an encoder-decoder preset (t5_1_1_small, …)",
-    "decoder": "a decoder-only preset (lm_small, …)",
-}
 
 
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
@@ -124,7 +119,7 @@ def _check_packing(config: Config) -> None:
         raise UserError(
             "--data.pack_examples makes each example a segment: leave out --data.segment_documents"
         )
-    if packs and config.model.architecture == "encoder":
+    if packs and not config.model.has_decoder:
         raise UserError("--data.pack_examples is for models with a decoder: leave it out")
     if (segments or packs) and config.model.unpackable:
         flag = "segment_documents" if segments else "pack_examples"
@@ -137,7 +132,7 @@ def check_task(task: TaskSpec, config: Config) -> None:
     """Raises UserError if the model cannot train on the examples of a task."""
     if features.convertible(config.model, task.objective):
         return
-    fitting = " or ".join(_FITTING[name] for name in task.objective.architectures)
+    fitting = " or ".join(ARCHITECTURES[name].presets for name in task.objective.architectures)
     raise UserError(
         f"{config.preset} cannot train on task {task.name}, whose examples consist of "
         f"{', '.join(task.objective.features)}: choose {fitting} or another task"

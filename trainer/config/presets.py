@@ -9,7 +9,7 @@ from functools import partial
 from tasks import annexes
 from tasks.terminal.command_line import UserError, nearest
 from trainer.model.config import ModelConfig
-from trainer.model.part_facts import DECODER, ENCODER
+from trainer.model.part_facts import ARCHITECTURES
 from trainer.model.registry import FAMILIES
 
 # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
@@ -32,7 +32,7 @@ def _model(
     num_layers: int,
     dropout_rate: float = 0.0,
 ) -> ModelConfig:
-    architecture = FAMILIES[family].architecture
+    architecture = ARCHITECTURES[FAMILIES[family].architecture]
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
@@ -40,8 +40,8 @@ def _model(
         num_heads=num_heads,
         head_dim=head_dim,
         mlp_dim=mlp_dim,
-        num_encoder_layers=0 if architecture == DECODER else num_layers,
-        num_decoder_layers=0 if architecture == ENCODER else num_layers,
+        num_encoder_layers=num_layers if architecture.encoder else 0,
+        num_decoder_layers=num_layers if architecture.decoder else 0,
         dropout_rate=dropout_rate,
     )
 

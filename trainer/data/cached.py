@@ -140,7 +140,7 @@ class CachedData:
 
     def _check_inputs(self, task: TaskSpec, lengths: Lengths) -> None:
         """Rejects a task without inputs in a decoder-only run whose rows have inputs."""
-        of_decoder = self._config.model.architecture == "decoder"
+        of_decoder = not self._config.model.has_encoder
         if not (of_decoder and lengths.inputs) or "inputs" in task.objective.features:
             return
         others = [each.task for each in self.tasks if "inputs" in each.task.objective.features]
@@ -243,7 +243,7 @@ class CachedData:
 
     def _layout(self, maker: BatchMaker, reading: Reading, seed: int) -> Layout:
         objective, windows = maker.objective, maker.windows
-        together = self._config.model.architecture == "decoder"
+        together = not self._config.model.has_encoder
         if not isinstance(windows, PairWindows):
             kinds = objective.kinds(maker.example_lengths)
             return Decks(reading, deck(kinds, self.lengths, together), seed)

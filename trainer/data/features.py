@@ -39,10 +39,9 @@ class Converter(Protocol):
 def converter(model: ModelConfig, lengths: Lengths, special: SpecialIds = T5_IDS) -> Converter:
     """Returns the converter for a model and a vocabulary's special ids."""
     special = special.starting(model.start_id)
-    if model.architecture == "encoder":
+    if not model.has_decoder:
         return EncoderConverter(lengths, special)
-    encoder_decoder = model.architecture == "encoder_decoder"
-    return FeatureConverter(lengths, encoder_decoder, special)
+    return FeatureConverter(lengths, model.has_encoder, special)
 
 
 def longest_row(config: Config) -> int:
@@ -53,7 +52,7 @@ def longest_row(config: Config) -> int:
 
 def convertible(model: ModelConfig, objective: Objective) -> bool:
     """Returns whether a model can train on the examples of an objective."""
-    known = EncoderConverter if model.architecture == "encoder" else FeatureConverter
+    known = FeatureConverter if model.has_decoder else EncoderConverter
     return model.architecture in objective.architectures and {*objective.features} <= known.features
 
 

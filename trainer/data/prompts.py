@@ -14,7 +14,7 @@ class PromptForm(NamedTuple):
 
 def prompt_form(run: Run) -> PromptForm:
     """Returns the form of a run's prompts, which are inputs if its tasks have inputs."""
-    decoder_only = run.config.model.architecture == "decoder"
+    decoder_only = not run.config.model.has_encoder
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
     prefix = any("prefix" in cached.task.objective.features for cached in run.data.tasks)

@@ -31,7 +31,6 @@ from trainer.decoding.next_token import (
 from trainer.engine.sharding import parameter_shardings, put_batch, replicated, rows, tracing_on
 from trainer.model.config import ModelConfig
 from trainer.model.layers import unstack_layers
-from trainer.model.part_facts import ENCODER
 from trainer.model.spec import ModelSpec, model_spec
 from trainer.model.transformer import (
     Transformer,
@@ -73,7 +72,7 @@ class Decoder:
         rules: str = "standard",
         special: SpecialIds = T5_IDS,
     ):
-        if model_config.architecture == ENCODER:
+        if not model_config.has_decoder:
             raise UserError(
                 f"family {model_config.family} has no decoder: it predicts masked tokens in place "
                 "and cannot generate text"

@@ -30,7 +30,7 @@ class Evaluation:
         self._label = label or split
         self._split, self._model_dir = split, config.model_dir
         self._losses = Evaluator(run, split, program.evaluation_step, program.mesh)
-        generates = bool(config.evaluation.metrics) and config.model.architecture != "encoder"
+        generates = bool(config.evaluation.metrics) and config.model.has_decoder
         predicting = Predicting(run, split, program) if generates else None
         self._predicting = predicting if predicting and predicting.sets else None
         self._others = [kind(run, program) for kind in config.entries("evaluations")]

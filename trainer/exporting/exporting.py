@@ -132,7 +132,7 @@ def _target(output: str) -> str:
 def _write(path: str, run: Run, params: Any, settings: Settings) -> tuple[Parity, Match | None]:
     model, vocabulary = run.config.model, settings.vocabulary
     assert vocabulary is not None
-    if model.architecture == "encoder":
+    if not model.has_decoder:
         objective: Any = run.data.tasks[0].task.objective
         types = model.token_types > 1
         roles = Roles(begins=objective.classify, mask=objective.mask, types=types)

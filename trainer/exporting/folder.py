@@ -56,7 +56,7 @@ def to_transformers(
     config, vocabulary = model.config, settings.vocabulary
     special = vocabulary.special if vocabulary else T5_IDS
     pad = model.ids.get("config.json", {}).get(special_ids.PAD)
-    if config.architecture == "encoder" and pad is not None:
+    if not config.has_decoder and pad is not None:
         special = dataclasses.replace(special, pad=pad)
     written = configs.to_config(config, model.positions, model.name.startswith("mt5"), special)
     own = _generation_config(written)
@@ -78,7 +78,7 @@ def to_transformers(
         shutil.copy(source, folder)
     if vocabulary:
         roles = settings.roles or tokenizer.Roles()
-        if config.architecture == "decoder":
+        if not config.has_encoder:
             start = vocabulary.special.starting(config.start_id).start
             roles = tokenizer.Roles(begins=vocabulary.piece(start), ends=False)
         tokenizer.write(folder, vocabulary, roles)

@@ -36,7 +36,7 @@ def from_config(
             known.require(name, False)
         model = KINDS[kind].read(known)
         known.refuse_unknown(KINDS[kind].inert)
-        if ids and model.architecture == "encoder_decoder":
+        if ids and model.has_both_stacks:
             start = special_ids.start(ids, where, model.vocab_size, KINDS[kind].start)
             model = dataclasses.replace(model, start_id=start)
         return model

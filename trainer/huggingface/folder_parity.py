@@ -84,17 +84,17 @@ def random_batch(model: ModelConfig) -> Batch:
 
     longest = model.max_positions if model.counts_positions else _INPUTS
     inputs, targets = min(_INPUTS, longest), min(_TARGETS, longest)
-    if model.architecture == "encoder":
+    if not model.has_decoder:
         ids = tokens(inputs)
         types = (np.arange(inputs) >= inputs // 3) & (ids > 0)
         return {"encoder_input_tokens": ids, "encoder_token_types": types.astype(np.int32)}
-    if model.architecture == "decoder":
+    if not model.has_encoder:
         targets = inputs
     ids = tokens(targets)
     batch = {
         "decoder_target_tokens": ids,
         "decoder_input_tokens": np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
     }
-    if model.architecture == "encoder_decoder":
+    if model.has_both_stacks:
         batch["encoder_input_tokens"] = tokens(inputs)
     return batch

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from trainer.model.config import ModelConfig
-from trainer.model.part_facts import ENCODER
 from trainer.model.slot import Choice
 from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
@@ -47,7 +46,7 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
     gains = config.part("norm") != target.part("norm")
     last = ("decoder", "decoder_norm") if config.num_decoder_layers else ("encoder", "encoder_norm")
     offset = float(getattr(target.part("norm").options, "gain", "vector") == "offset")
-    if config.architecture == ENCODER:  # the head's norm comes last
+    if not config.has_decoder:  # the head's norm comes last
         last, offset = ("mlm_head", "layer_norm"), 0.0
 
     def walk(tree: Tree, path: tuple[str, ...]) -> Tree:

@@ -158,7 +158,7 @@ def _check_special_ids(run: Run) -> None:
 
     folder = str(run.config.init_from).removeprefix(from_transformers.PREFIX)
     model, eos = huggingface.model_config(folder), run.converter.special.eos
-    if model.architecture != "encoder":
+    if model.has_decoder:
         ids, where = huggingface.special_ids_of(folder), f"--init_from={run.config.init_from}"
         special_ids.check_eos(ids, where, model.vocab_size, eos, "the run's vocabulary")
 

@@ -9,7 +9,7 @@ from tasks.terminal.flag_fields import REQUIRED, ReadIf, field, one_of, require
 from trainer.model.attention_cores import CORES, EINSUM, Request, select
 from trainer.model.config_checks import SIZES, check
 from trainer.model.device import AUTO, SOFTMAX_DTYPES, Device
-from trainer.model.part_facts import ENCODER, FamilyFacts, MixerFacts, StackPartFacts
+from trainer.model.part_facts import ARCHITECTURES, FamilyFacts, MixerFacts, StackPartFacts
 from trainer.model.registry import (
     ACTIVATION_NAMES,
     FAMILIES,
@@ -20,6 +20,10 @@ from trainer.model.registry import (
     WEIGHT_NAMES,
 )
 from trainer.model.slot import Choice, Slot, several
+
+_ENCODER_ONLY = ReadIf(
+    lambda config: not config.model.has_decoder, "in a model with a decoder", whole=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +56,7 @@ class ModelConfig:
         None,
         "id that the decoder reads first; None: the vocabulary's BOS, else its padding or EOS",
         read_if=ReadIf(
-            lambda config: config.model.num_decoder_layers > 0,
-            "in an encoder-only model",
-            whole=True,
+            lambda config: config.model.has_decoder, "in an encoder-only model", whole=True
         ),
     )
     dropout_rate: float = field(
@@ -195,11 +197,7 @@ class ModelConfig:
         "number of token types, each with a vector that an encoder-only model adds to its "
         "embeddings: BERT has 2, for the segments of a row; 1 adds the same vector everywhere, as "
         "in RoBERTa; 0 adds none",
-        read_if=ReadIf(
-            lambda config: config.model.architecture == ENCODER,
-            "in a model with a decoder",
-            whole=True,
-        ),
+        read_if=_ENCODER_ONLY,
     )
     scale_embeddings: bool | None = field(
         None, "multiply token embeddings by sqrt(emb_dim); None follows the family"
@@ -219,11 +217,7 @@ class ModelConfig:
     head_bias: bool = field(
         True,
         "use a bias in the projection before the logits of an encoder-only model",
-        read_if=ReadIf(
-            lambda config: config.model.architecture == ENCODER,
-            "in a model with a decoder",
-            whole=True,
-        ),
+        read_if=_ENCODER_ONLY,
     )
     parametrisation: str | None = field(
         None,
@@ -378,6 +372,18 @@ class ModelConfig:
         return self.family_facts.architecture
 
     @property
+    def has_encoder(self) -> bool:
+        return ARCHITECTURES[self.architecture].encoder
+
+    @property
+    def has_decoder(self) -> bool:
+        return ARCHITECTURES[self.architecture].decoder
+
+    @property
+    def has_both_stacks(self) -> bool:
+        return self.has_encoder and self.has_decoder
+
+    @property
     def position_scheme(self) -> str:
         return self.part("position").name
 
@@ -424,7 +430,7 @@ class ModelConfig:
             watched=any(facts.reads_weights for facts in self.stack_facts.values()),
             drops=drops,
             # Elsewhere all queries drop the same weights.
-            drops_by_query=drops and self.architecture == ENCODER,
+            drops_by_query=drops and not self.has_decoder,
             pattern=None if name == FULL_PATTERN else pattern,
         )
 

@@ -10,7 +10,6 @@ from typing import Any
 from tasks.terminal.flag_fields import Rejected, one_of
 from trainer.model.attention_cores import CORES, EINSUM
 from trainer.model.device import AUTO
-from trainer.model.part_facts import DECODER, ENCODER, ENCODER_DECODER
 from trainer.model.registry import (
     ACTIVATION_NAMES,
     FULL_PATTERN,
@@ -66,12 +65,12 @@ def _check_sizes(config: Any) -> None:
         require_of(config, getattr(config, name) > 0, name, "above 0")
     for name in config.family_facts.even:
         require_of(config, getattr(config, name) % 2 == 0, name, "even")
-    for name, architectures in (
-        ("num_encoder_layers", (ENCODER, ENCODER_DECODER)),
-        ("num_decoder_layers", (DECODER, ENCODER_DECODER)),
+    for name, has_stack in (
+        ("num_encoder_layers", config.has_encoder),
+        ("num_decoder_layers", config.has_decoder),
     ):
         layers = getattr(config, name)
-        if config.architecture in architectures:
+        if has_stack:
             require_of(config, layers > 0, name, "above 0")
         else:
             rule = f"0 in a model that is {config.architecture}-only"
@@ -127,7 +126,7 @@ def _check_layers(config: Any) -> None:
 
 def _check_heads(config: Any) -> None:
     facts, mixer = config.mixer_facts, config.part("mixer").name
-    fits = facts.decodes or config.architecture != DECODER
+    fits = facts.decodes or config.has_encoder
     require_of(config, fits, "mixer", "one that can be causal in a model without an encoder")
     for name, changed, fits in (
         ("num_kv_heads", config.num_kv_heads is not None, facts.groups),
@@ -140,15 +139,15 @@ def _check_heads(config: Any) -> None:
         require_of(config, not changed or fits, name, f"unset with mixer {mixer!r}")
     fits = config.attention_out_bias is None or facts.queries
     require_of(config, fits, "attention_out_bias", f"unset with mixer {mixer!r}")
-    fits = config.shared_embedding or config.architecture == ENCODER_DECODER
+    fits = config.shared_embedding or config.has_both_stacks
     require_of(config, fits, "shared_embedding", "True in a model without both stacks")
     fits = config.shared_embedding or not config.lengthening
     require_of(config, fits, "shared_embedding", "True with a part that lengthens rows")
-    fits = config.logits_softcap is None or config.architecture != ENCODER
+    fits = config.logits_softcap is None or config.has_decoder
     require_of(config, fits, "logits_softcap", "unset in an encoder-only model")
     require_of(config, config.token_types >= 0, "token_types", "0 or more")
     for name, default in (("token_types", 2), ("head_bias", True)):
-        fits = getattr(config, name) == default or config.architecture == ENCODER
+        fits = getattr(config, name) == default or not config.has_decoder
         require_of(config, fits, name, f"{default} in a model with a decoder")
     fits = config.query_key_norm or config.query_key_norm_over == "head"
     require_of(config, fits, "query_key_norm_over", "'head' without query_key_norm")
@@ -188,13 +187,13 @@ def _check_sublayers(config: Any) -> None:
     name, reads = config.part("feed_forward").name, config.facts("feed_forward").reads
     for field in ("mlp_activations", "mlp_bias"):
         # The head of an encoder-only model has an activation, too.
-        if field in reads or (field == "mlp_activations" and config.architecture == ENCODER):
+        if field in reads or (field == "mlp_activations" and not config.has_decoder):
             continue
         # Naming the family's own value, as `explicit` does, is not a change.
         own = getattr(config.family_facts, field)
         rule = f"None with feed_forward {name!r}"
         require_of(config, getattr(config, field) in (None, own), field, rule)
-    fits = config.architecture == ENCODER_DECODER or config.cross_attention == "attention"
+    fits = config.has_both_stacks or config.cross_attention == "attention"
     require_of(config, fits, "cross_attention", f"'attention' in family {config.family}")
 
 

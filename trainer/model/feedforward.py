@@ -19,7 +19,7 @@ from jax import Array
 
 from trainer.model.dense import Buildable, Built
 from trainer.model.masks import Rows
-from trainer.model.part_facts import ENCODER, T5X, TRANSFORMERS
+from trainer.model.part_facts import T5X, TRANSFORMERS
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
@@ -137,4 +137,4 @@ NO_FEED_FORWARD = NoFeedForward()
 
 def drops_hidden(config: Any) -> bool:
     """Returns True if hidden units are dropped, as in T5; BERT-like models drop only outputs."""
-    return config.architecture != ENCODER
+    return config.has_decoder

@@ -7,9 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 ENCODER_DECODER, DECODER, ENCODER = "encoder_decoder", "decoder", "encoder"
+
+
+class Architecture(NamedTuple):
+    """Facts about an architecture: its stacks, and a name for its presets in messages."""
+
+    encoder: bool
+    decoder: bool
+    presets: str
+
+
+ARCHITECTURES = MappingProxyType(
+    {
+        ENCODER_DECODER: Architecture(True, True, "an encoder-decoder preset (t5_1_1_small, …)"),
+        DECODER: Architecture(False, True, "a decoder-only preset (lm_small, …)"),
+        ENCODER: Architecture(True, False, "an encoder-only preset (bert_base, …)"),
+    }
+)
 # Other projects' formats to which a part can be exported.
 TRANSFORMERS, T5X = "transformers", "t5x"
 

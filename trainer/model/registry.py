@@ -157,7 +157,7 @@ def _check_rotary(config: Any, options: Rotary) -> None:
     rule = f"such that rotary positions rotate an even number of channels, not {channels:g}"
     require_of(config, channels > 0 and channels % 2 == 0, "head_dim", rule)
     rule = "without cross=true in a model without cross-attention"
-    fits = not options.cross or config.architecture == ENCODER_DECODER
+    fits = not options.cross or config.has_both_stacks
     require_of(config, fits, "position", rule)
 
 

@@ -131,9 +131,9 @@ class EncoderSpec:
 
 def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
     """Returns the spec of a configuration."""
-    if config.architecture == ENCODER:
+    if not config.has_decoder:
         return _encoder_only(config)
-    return _decoder_only(config) if config.architecture == DECODER else _encoder_decoder(config)
+    return _encoder_decoder(config) if config.has_encoder else _decoder_only(config)
 
 
 def _encoder_decoder(config: ModelConfig) -> ModelSpec:

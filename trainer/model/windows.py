@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.terminal.flag_fields import Rule, above, at_least, field
-from trainer.model.part_facts import ENCODER_DECODER
 from trainer.model.slot import reject_changed, require_of
 
 LOCAL, GLOBAL = "l", "g"
@@ -68,7 +67,7 @@ def check(config: Any, options: Sliding) -> None:
     fits = config.num_encoder_layers > 0 or (options.reach, options.ahead) == (None, None)
     rule = "without reach and ahead where no stack is bidirectional"
     require_of(config, fits, "attention_window", rule)
-    fits = options.decoder or config.architecture == ENCODER_DECODER
+    fits = options.decoder or config.has_both_stacks
     rule = "without decoder=false in a model with one stack"
     require_of(config, fits, "attention_window", rule)
 

@@ -13,7 +13,6 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, field_paths, load_config, load_record
 from trainer.config.phases import Phase
-from trainer.model.part_facts import ENCODER
 from trainer.monitoring import goodput
 from trainer.reporting.metrics import EVALUATION_FILE, read_metrics
 from trainer.reporting.software import read_software
@@ -112,7 +111,7 @@ class History:
 
     def _positions(self, phase: Phase) -> int:
         """Returns the positions of a batch; encoders predict in place, without a second side."""
-        targets = 0 if self.config.model.architecture == ENCODER else phase.lengths.targets
+        targets = phase.lengths.targets if self.config.model.has_decoder else 0
         return phase.rows * (phase.lengths.inputs + targets)
 
     def hours(self, steps: Sequence[int]) -> list[float]:

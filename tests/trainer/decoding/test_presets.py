@@ -67,7 +67,7 @@ def steps_of(
 CASES = [
     (name, prefix)
     for name in PREDICTS_NEXT
-    for prefix in sorted({False, MODELS[name].architecture == "decoder"})
+    for prefix in sorted({False, not MODELS[name].has_encoder})
 ]
 
 
@@ -97,7 +97,7 @@ PIECES = {
 def test_steps_equal_the_parallel_pass_with_other_pieces(name):
     preset, changes = PIECES[name]
     config = replace(MODELS[preset], **changes)
-    for prefix in {False, config.architecture == "decoder"}:
+    for prefix in {False, not config.has_encoder}:
         stepped, whole = steps_of(config, prefix)
         np.testing.assert_allclose(stepped, whole, atol=1e-4, rtol=1e-4)
 

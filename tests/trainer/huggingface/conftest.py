@@ -80,7 +80,7 @@ def random_batch(config: ModelConfig, rows: int = 4, length: int = 40):
         ids = random.integers(3, 380, (rows, size))
         return np.where(np.arange(size) < np.minimum(lengths, size)[:, None], ids, 0)
 
-    if config.architecture == "encoder":
+    if not config.has_decoder:
         inputs = tokens(length)
         types = (np.arange(length) >= length // 3) & (inputs > 0)
         return {"encoder_input_tokens": inputs, "encoder_token_types": types.astype(np.int64)}
@@ -89,7 +89,7 @@ def random_batch(config: ModelConfig, rows: int = 4, length: int = 40):
         "decoder_target_tokens": targets,
         "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
     }
-    if config.architecture == "encoder_decoder":
+    if config.has_both_stacks:
         batch["encoder_input_tokens"] = tokens(length)
     return batch
 

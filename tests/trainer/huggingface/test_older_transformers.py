@@ -53,11 +53,11 @@ def older_model(config):
 
 def inputs_of(batch, model):
     """Returns the arguments of a model of transformers."""
-    if model.architecture == "encoder":
+    if not model.has_decoder:
         ids = batch["encoder_input_tokens"]
         return {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
     own = batch["decoder_input_tokens"]
-    if model.architecture == "decoder":
+    if not model.has_encoder:
         return {"input_ids": own, "attention_mask": np.ones_like(own)}
     sources = batch["encoder_input_tokens"]
     return {

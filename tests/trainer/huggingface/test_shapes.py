@@ -155,7 +155,7 @@ def test_two_steps_of_adamw_are_those_of_torch(theirs, name):
         params, state = step(params, state)
         adamw.zero_grad()
         given = {"input_ids": inputs, "attention_mask": mask}
-        if made.config.architecture == "encoder_decoder":
+        if made.config.has_both_stacks:
             sources = tensor["encoder_input_tokens"]
             given = {f"decoder_{key}": each for key, each in given.items()}
             given |= {"input_ids": sources, "attention_mask": (sources > 0).long()}
@@ -203,7 +203,7 @@ def test_presets_have_the_parameters_that_transformers_gives_them(name):
         model = getattr(transformers, written["architectures"][0])(made)
     total, emb = parameter_total(config), config.emb_dim
     total += sum(map(math.prod, KINDS[written["model_type"]].blank(config).values()))
-    if config.architecture == "encoder":  # whose head for the order of segments stays here
+    if not config.has_decoder:  # whose head for the order of segments stays here
         total += emb * (name.startswith("roberta")) - (emb * emb + 3 * emb + 2)
     if name.startswith("longt5_"):  # transformers unties logits only if a folder has their kernel
         total -= emb * config.vocab_size

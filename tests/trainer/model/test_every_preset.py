@@ -69,7 +69,7 @@ for _name, _config in MODEL_PRESETS.items():
     KINDS.setdefault(shrunk(_config), _name)
 NAMES = list(KINDS.values())
 MODELS = {name: config for config, name in KINDS.items()}
-PREDICTS_NEXT = [name for name in NAMES if MODELS[name].architecture != "encoder"]
+PREDICTS_NEXT = [name for name in NAMES if MODELS[name].has_decoder]
 
 
 # Fields of which attention, packing and scans know nothing.

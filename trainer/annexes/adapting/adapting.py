@@ -18,7 +18,6 @@ from trainer.annexes.adapting.options import AdaptingConfig
 from trainer.config import from_transformers
 from trainer.model.config import ModelConfig, encoder_sizes
 from trainer.model.config_checks import SIZES
-from trainer.model.part_facts import DECODER, ENCODER
 from trainer.model.windows import Sliding
 
 # Families whose parts may be any decoder's; the models name all their parts themselves.
@@ -49,7 +48,7 @@ def adapted(
     names a source, if it is no decoder or has a part that none can have.
     """
     for model, where in [(decoder, source), *([encoder] if encoder else [])]:
-        if model.architecture != DECODER:
+        if model.has_encoder:
             raise UserError(f"--adapt: {where} is a {model.family} model, not a decoder-only one")
     first, where = encoder or (decoder, source)
     try:
@@ -106,7 +105,7 @@ def has_new_cross(model: ModelConfig, cross: str | None) -> bool:
 
 def is_new(path: str, model: ModelConfig) -> bool:
     """Returns whether a parameter may be new: cross-attention's, or one of an encoder's heads."""
-    return bool((_HEADS if model.architecture == ENCODER else _CROSS).fullmatch(path))
+    return bool((_CROSS if model.has_decoder else _HEADS).fullmatch(path))
 
 
 def parameters(
@@ -118,7 +117,7 @@ def parameters(
     cross-attention is new with `new`.
     """
     found = dict(_as_encoder(encoder))
-    if model.architecture == ENCODER:
+    if not model.has_decoder:
         table = found.pop("encoder/token_embedder/embedding")
         found["token_embedder/embedding"] = table
         if "decoder/logits_dense/kernel" in decoder:

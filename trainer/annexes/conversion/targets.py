@@ -76,10 +76,10 @@ def refuse(opened: Opened, settings: Settings) -> None:
             f"{source} was trained with a vocabulary other than {vocabulary.name}: name the one in "
             "the folder of its cache"
         )
-    if vocabulary and model.architecture != "encoder":
+    if vocabulary and model.has_decoder:
         eos = vocabulary.special.eos
         special_ids.check_eos(opened.model.ids, source, model.vocab_size, eos, vocabulary.name)
-    of_encoder = model.architecture == "encoder" and settings.format == HUGGING_FACE
+    of_encoder = not model.has_decoder and settings.format == HUGGING_FACE
     if vocabulary and of_encoder and not settings.roles:
         raise UserError(
             "--vocabulary: only the run of an encoder-only model records which piece masks words; "

@@ -33,7 +33,6 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.evaluating.likelihood import of_targets
 from trainer.inference import text, trained_run
-from trainer.model.part_facts import ENCODER, ENCODER_DECODER
 
 # Default number of new tokens, as in lm_eval's `hf`.
 _NEW_TOKENS = 256
@@ -82,14 +81,14 @@ class Palimpsest(TemplateLM):
             registry.load(task_module)
         run = trained_run.open_run(model_dir, cache_dir)
         model = self._model = run.config.model
-        if model.architecture == ENCODER:
+        if not model.has_decoder:
             raise UserError(
                 f"family {model.family} has no decoder: it predicts masked tokens in place and "
                 "gives no likelihood of a continuation"
             )
         self._vocabulary = trained_run.vocabulary_of(run, vocabulary)
         self._reads = prompt_form(run)
-        self._encodes = model.architecture == ENCODER_DECODER
+        self._encodes = model.has_encoder
         # lm_eval's names for a context that is encoded with its continuation, or alone.
         self.backend = "seq2seq" if self._reads.ends else "causal"
         self._spans = _form(run, form, self._reads.ends) == SPAN
@@ -272,7 +271,7 @@ def _max_length(run: Run, given: int | None) -> int:
         if given and given > most:
             raise UserError(f"--max_length={given}: the model has {most} positions for a text")
         return given or most
-    sides = max if model.architecture == ENCODER_DECODER else sum
+    sides = max if model.has_encoder else sum
     return given or sides((lengths.inputs, lengths.targets)) or model.max_positions
 
 

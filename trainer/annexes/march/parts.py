@@ -8,7 +8,6 @@ from typing import Any
 from tasks.terminal.flag_fields import BELOW_ONE, Rejected, Rule, above, at_least, field
 from trainer.model.device import AUTO
 from trainer.model.part_facts import (
-    ENCODER_DECODER,
     CrossFacts,
     FeedForwardFacts,
     StackPartFacts,
@@ -172,7 +171,7 @@ class Dropping:
 
 
 def _check_dropping(config: Any, options: Dropping) -> None:
-    fits = config.architecture == ENCODER_DECODER
+    fits = config.has_both_stacks
     rule = f"without token_dropping in family {config.family}, which predicts tokens in place"
     require_of(config, fits, "stack_parts", rule)
     rule = "False with token_dropping: layers have rows of different lengths"

@@ -112,9 +112,8 @@ def first_task(config: Config) -> TaskSpec | None:
 def _with_lengths(config: Config) -> Config:
     task = first_task(config)
     named = task and task.lengths
-    architecture = config.model.architecture
-    needed = {"encoder_decoder": ("inputs", "targets"), "decoder": ("targets",)}
-    for side in needed.get(architecture, ("inputs",)):
+    model = config.model
+    for side in ("inputs",) * model.has_encoder + ("targets",) * model.has_decoder:
         value = getattr(config.lengths, side)
         value = value if value is not None else named and getattr(named, side)
         if not value:
@@ -124,14 +123,14 @@ def _with_lengths(config: Config) -> Config:
                 "--lengths.targets=114), or name a --task to take its lengths"
             )
         config = field_paths.replace(config, f"lengths.{side}", value)
-    if architecture == "decoder" and named and config.lengths.inputs is None:
+    if not model.has_encoder and named and config.lengths.inputs is None:
         config = field_paths.replace(config, "lengths.inputs", named.inputs)
     return config
 
 
 def _features(config: Config) -> frozenset[str]:
     """Returns the examples' features, which decide the batch's features."""
-    if config.model.architecture == "encoder":
+    if not config.model.has_decoder:
         return frozenset({"inputs", "targets", "weights", "segments", "order"})
     if config.lengths.inputs:
         return frozenset({"inputs", "targets"})

@@ -167,7 +167,7 @@ def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
 
 def _completed(run: Run, data: Data, count: int, cache_dir: str | None) -> str:
     """Returns validation rows with the model's text next to the original."""
-    if run.config.model.architecture == "encoder":
+    if not run.config.model.has_decoder:
         return html_page.note("Encoder-only models write no text.")
     makers = list(_makers(data))
     if not makers:

@@ -41,7 +41,7 @@ def open_data(config: Config) -> Opened:
     """Opens the Task or Mixture of `--task=seqio:NAME`; raises UserError if the model cannot."""
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
-    if config.model.architecture == "encoder":
+    if not config.model.has_decoder:
         raise UserError(
             f"--task={config.task}: encoder-only models train on caches of pipeline.build only; "
             "choose one of the masked_lm tasks"

@@ -66,7 +66,7 @@ class Filling:
             (pieces for objective in objectives if (pieces := objective.pieces)), ()
         )
         self._fill: Callable[[_Cut], list[Filled]] = self._whole
-        if model.architecture == "encoder_decoder":
+        if model.has_both_stacks:
             if own and own.record.sentinels < 2:
                 raise UserError(
                     f"--suite: {own.name} has no sentinels to fill gaps with; a model that was not "
@@ -76,7 +76,7 @@ class Filling:
             self._sentinels = size - 1, size - 2
             self._mode = [self._id(self._pieces[:1])] if self._pieces else []
             self._fill = self._span
-        elif model.architecture == "encoder":
+        elif not model.has_decoder:
             mask, classify = self._pieces or (None, None)
             self._mask = self._id([mask] if mask else _MASKS)
             self._classify = self._id([classify] if classify else _FIRST)

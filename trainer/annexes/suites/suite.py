@@ -141,9 +141,9 @@ class Suite:
     def _shape(self, row: Filled) -> tuple[int, int]:
         inputs, targets = (_padded(len(each)) for each in (row.inputs, row.targets))
         model = self._config.model
-        if model.architecture == "decoder":
+        if not model.has_encoder:
             inputs = 0
-        elif model.architecture == "encoder":
+        elif not model.has_decoder:
             inputs = targets
         most = model.longest_text
         return (inputs, targets) if most is None else (min(inputs, most), min(targets, most))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.terminal.flag_fields import above, field
-from trainer.model.part_facts import ENCODER, FeedForwardFacts
+from trainer.model.part_facts import FeedForwardFacts
 from trainer.model.slot import Choice, Part, require_of
 
 
@@ -28,7 +28,7 @@ class Experts:
 
 def _check(config: Any, options: Experts) -> None:
     rule = "one without experts in an encoder-only model, whose losses do not route"
-    require_of(config, config.architecture != ENCODER, "feed_forward", rule)
+    require_of(config, config.has_decoder, "feed_forward", rule)
     rule = "False where layers differ, because a scan runs equal layers"
     require_of(config, options.every == 1 or not config.scan_layers, "scan_layers", rule)
     own = (None, config.family_facts.mlp_bias)

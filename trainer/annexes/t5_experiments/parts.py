@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.terminal.flag_fields import above, field
-from trainer.model.part_facts import ENCODER_DECODER, MixerFacts, StackPartFacts
+from trainer.model.part_facts import MixerFacts, StackPartFacts
 from trainer.model.slot import Choice, Part, add_part, require_of
 
 
@@ -40,7 +40,7 @@ class MemoryTokens:
 
 
 def _check_memory(config: Any, options: MemoryTokens) -> None:
-    fits = config.architecture == ENCODER_DECODER
+    fits = config.has_both_stacks
     rule = "without memory_tokens in a model without both stacks"
     require_of(config, fits, "stack_parts", rule)
 

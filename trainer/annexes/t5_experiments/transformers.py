@@ -52,7 +52,7 @@ def _read_bert(fields: Fields) -> ModelConfig:
 
 def _warning(config: ModelConfig) -> str | None:
     """Returns a caveat about the weights of a BERT with T5's positions; None for other models."""
-    if config.position_scheme != "relative" or config.architecture != "encoder":
+    if config.position_scheme != "relative" or config.has_decoder:
         return None
     return (
         "t5-experiments trained such models without adding relative_attention_bias to the logits: "

@@ -200,7 +200,7 @@ def unsupported(config: Config) -> list[str]:
             for name, without in (("scan_layers", False), ("remat", "none"))
             if (value := getattr(model, name)) != without
         ]
-    other_network = model.architecture == "decoder" or model.scan_layers
+    other_network = not model.has_encoder or model.scan_layers
     if (model.softmax_dtype, model.dtype) == ("bfloat16", "float32") or (
         other_network and (model.softmax_dtype, model.dtype) == ("float32", "bfloat16")
     ):
@@ -318,7 +318,7 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
     }
     # Decoding alone would need more than the vocabulary's size.
     vocabulary = seqio.PassThroughVocabulary(ids, eos_id=1)
-    if model.architecture == "decoder":
+    if not model.has_encoder:
         from t5x.examples.decoder_only import network as decoder_only
 
         layers = decoder_only.TransformerConfig(num_layers=model.num_decoder_layers, **sizes)

@@ -19,7 +19,7 @@ from trainer.checkpoints.stored import Checkpoint
 from trainer.checkpoints.tensors import held
 from trainer.config import Config
 from trainer.model.config import ModelConfig
-from trainer.model.part_facts import ENCODER_DECODER, T5X
+from trainer.model.part_facts import T5X
 from trainer.model.registry import PER_LAYER
 
 # Families in T5X: t5_1_0 and t5_1_1 in `examples/t5` and, scanned, `examples/scalable_t5`; lm in
@@ -73,7 +73,7 @@ def write_parts(
     """
     if problems := unsupported(model):
         raise UserError("; ".join(problems))
-    if scanned and model.architecture == "decoder":
+    if scanned and not model.has_encoder:
         raise UserError("T5X does not scan decoder-only models: leave out --scan_layers")
     if not scanned and model.position == PER_LAYER:
         raise UserError(
@@ -100,7 +100,7 @@ def write_parts(
 
 def unsupported(model: ModelConfig) -> list[str]:
     """Returns one message per model setting that T5X does not support."""
-    scalable = model.position == PER_LAYER and model.architecture == ENCODER_DECODER
+    scalable = model.position == PER_LAYER and model.has_both_stacks
     plain = ModelConfig(**{name: getattr(model, name) for name in _FIELDS}).explicit()
     explicit = model.explicit()
     problems = [

@@ -82,7 +82,7 @@ def trimmed(opened: Opened, id_map: list[int | None], left: Vocabulary) -> Opene
 def _roles(opened: Opened) -> Any:
     path = files.join(opened.source.path, TOKENIZER_CONFIG)
     model = opened.model.config
-    if model.architecture != "encoder" or not files.exists(path):
+    if model.has_decoder or not files.exists(path):
         return None
     written = files.read_json(path)
     names = [written.get(f"{role}_token") or "" for role in ("cls", "mask")]

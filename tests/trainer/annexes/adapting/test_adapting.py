@@ -165,7 +165,7 @@ def test_an_encoder_starts_as_the_decoder(folder):
     config, _ = configured(made(RunFlags, parse(RunFlags, words)))
     run = stub(config, vocab_size=704)
     run.converter = SimpleNamespace(special=T5_IDS)
-    assert config.model.architecture == "encoder"
+    assert not config.model.has_decoder
     start = init_from.start(run)
     found = {name: np.asarray(leaf.whole()) for name, leaf in start.parameters.items()}
     for name, leaf in named(params).items():

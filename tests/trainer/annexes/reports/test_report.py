@@ -173,9 +173,9 @@ def test_hours_follow_the_recorded_speed(tmp_path):
     assert seconds == pytest.approx([0, 1, 2, 3, 4, 6])
 
 
-@pytest.mark.parametrize(("architecture", "sides"), [("encoder", 1), ("encoder_decoder", 2)])
-def test_an_encoder_has_no_second_side(architecture, sides):
-    run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(architecture=architecture)))
+@pytest.mark.parametrize(("has_decoder", "sides"), [(False, 1), (True, 2)])
+def test_an_encoder_has_no_second_side(has_decoder, sides):
+    run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(has_decoder=has_decoder)))
     phase = SimpleNamespace(rows=32, lengths=Lengths(512, 512))
     assert history.History._positions(run, phase) == sides * 32 * 512
 
@@ -257,6 +257,6 @@ def test_hostile_text_stays_text(tmp_path):
 
 
 def test_a_cache_without_validation_text_has_no_completions():
-    run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(architecture="decoder")))
+    run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(has_decoder=True)))
     shown = sections._completed(run, SimpleNamespace(tasks=[]), 2, None)
     assert "The caches have no validation rows." in shown
