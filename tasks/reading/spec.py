@@ -8,9 +8,10 @@ import urllib.parse
 from collections.abc import Collection
 from typing import Any
 
+from tasks import annexes
 from tasks.document_kind import SIDES
 from tasks.reading import columns, corpus
-from tasks.reading.corpus import CSV, HUB, PYTHON_DOCS, TSV, CorpusSpec, default_spec
+from tasks.reading.corpus import HUB, PYTHON_DOCS, CorpusSpec, default_spec
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
 
@@ -71,17 +72,13 @@ def _options_of(kind: str) -> Collection[str]:
     return () if kind == PYTHON_DOCS else FORMATS[kind].options
 
 
-# File suffixes -> the kind that reads them.
-_ENDINGS = (
-    (r"\.parquet", "parquet"),
-    (r"\.jsonl?(\.\w+)?", "json"),
-    (r"\.(txt|text)(\.\w+)?", "text"),
-    (r"\.csv(\.\w+)?", CSV),
-    (r"\.tsv(\.\w+)?", TSV),
-    (r"\.(arrow|feather)", "arrow"),
-    (r"\.wet(\.\w+)?", "wet"),
-    (r"\.warc(\.\w+)?", "warc"),
-)
+# Kind -> the suffixes of files that it reads; annexes add theirs.
+_ENDINGS = {
+    "parquet": r"\.parquet",
+    "json": r"\.jsonl?(\.\w+)?",
+    "text": r"\.(txt|text)(\.\w+)?",
+    **annexes.entries("file_endings"),
+}
 
 
 def _meant(head: str) -> str:
@@ -90,7 +87,7 @@ def _meant(head: str) -> str:
     if address:
         return f" (did you mean {HUB}:{address[1]}?)"
     kind, _, location = head.rpartition(":")
-    for ending, meant in _ENDINGS:
+    for meant, ending in _ENDINGS.items():
         if re.search(f"{ending}$", location) and kind not in (PYTHON_DOCS, HUB, *FORMATS):
             return f" (did you mean {meant}:{location}?)"
     return ""

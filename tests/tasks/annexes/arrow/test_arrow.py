@@ -297,3 +297,8 @@ def test_folders_of_saved_data_sets_are_languages(tmp_path):
     (tmp_path / "ro" / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"language ro: .* save the data set again"):
         languages.check(languages.specs([f"arrow:{tmp_path}/{{language}}"], None))
+
+
+def test_a_path_without_a_kind_gets_its_own():
+    with pytest.raises(UserError, match=r"did you mean arrow:/a/b\.feather\?"):
+        sources.parse("/a/b.feather")

@@ -245,6 +245,8 @@ def test_latin_1_is_left_out_row_by_row(tmp_path):
         ("csv:a?columns=a,,b", "columns=a,,b has an empty or repeated name"),
         ("tsv:a?delimiter=;", "only csv, hf have ?delimiter="),
         ("json:a?columns=a", "only csv, tsv, hf have ?columns="),
+        ("tabs:/a/b.tsv.gz", "did you mean tsv:/a/b.tsv.gz?"),
+        ("/a/*.csv", "did you mean csv:/a/*.csv?"),
     ],
 )
 def test_a_wrong_option_is_one_line(text, says):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.annexes.warc import warc
+from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import read
 
@@ -259,3 +260,9 @@ def test_continuations_are_counted(tmp_path):
     found = problems(f"wet:{tmp_path}/a.wet?validation=0")
     assert found[1] == ("c", "continuation of another record")
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("kind", ["warc", "wet"])
+def test_a_path_without_a_kind_gets_its_own(kind):
+    with pytest.raises(UserError, match=rf"did you mean {kind}:/a/b\.{kind}\.gz\?"):
+        sources.parse(f"/a/b.{kind}.gz")
