@@ -157,7 +157,6 @@ class CachedData:
         )
 
     def example_lengths(self, task: TaskSpec) -> Lengths:
-        """Returns the lengths of a task's example: a row's, unless rows are packed."""
         if not self._packs:
             return self.lengths
         own = self.lengths if task.objective.unit is DocumentKind.PAIR else task.lengths
@@ -202,7 +201,6 @@ class CachedData:
         packed: bool = False,
         manifest: CacheManifest | None = None,
     ) -> BatchMaker:
-        """Opens a split of a task's cache; `manifest` may list only some of the cache's shards."""
         objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
         windows = open_windows(
@@ -223,7 +221,6 @@ class CachedData:
 
     @functools.cached_property
     def sources(self) -> list[Source]:
-        """The tasks' training splits."""
         return [self._source(task) for task in self.tasks]
 
     def _source(self, each: CachedTask) -> Source:
@@ -283,12 +280,10 @@ class CachedData:
 
     @functools.cached_property
     def rates(self) -> list[tuple[int, list[float]]]:
-        """(updates made before, share of each task) for the first mixture and each change."""
         manifests = {cached.task.name: cached.manifest for cached in self.tasks}
         return mixing.rates(self._config, self.sources, manifests, self._caches.knows_sizes)
 
     def batches(self, host: int = 0, hosts: int = 1) -> TrainingBatches:
-        """Returns the training batches, or a host's rows of them."""
         phases, later = self._config.phases, [each.sources for each in self._later]
         schedule = MixingSchedule([(phases.passed(step), rates) for step, rates in self.rates])
         return TrainingBatches(self.sources, phases, schedule, host, hosts, later)
@@ -344,7 +339,6 @@ class CachedData:
             self._caches.close(task)
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
-        """Returns the manifest of the shards that evaluations read; waits for them if necessary."""
         return self._caches.evaluated(each, split, self._trains)
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
