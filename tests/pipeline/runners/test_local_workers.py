@@ -55,7 +55,7 @@ def launch(start, tmp_path):
     for build in started:
         for pid, _ in processes(build):
             os.kill(pid, signal.SIGKILL)
-        build.wait()
+        build.communicate()  # closes its pipes
 
 
 def one_line(build) -> str:

@@ -25,7 +25,8 @@ def hold(folder):
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout.readline() == "held\n"
+    with process.stdout as said:
+        assert said.readline() == "held\n"
     return process
 
 

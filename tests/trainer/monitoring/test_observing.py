@@ -225,7 +225,7 @@ def test_processes_say_that_they_wait_for_one_another(text_cache, tmp_path):
         finally:
             for each in both:
                 each.kill()
-                each.wait()
+                each.communicate()  # closes its pipe
     said = errors.read_text()
     assert "process 0 of 2: no progress: update " in said
     assert "block_until_ready" in said
