@@ -72,7 +72,7 @@ class CacheBatches(Batches):
         self, data: CachedData, config: Config, length: int | None, given: Mapping[str, Any]
     ):
         super().__init__(data, length, config.data.threads, config.data.prefetch)
-        self._given = given
+        self.data, self._given = data, given
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self._given, self.config, self.part, self.state)
@@ -163,6 +163,8 @@ def _served(
     wanted = as_batches(config)
     if endless:
         del wanted["train_steps"]
+    if caches := (given.get("config") or {}).get("caches"):
+        wanted["caches"] = caches
     law = open_law(address, wanted)
     length = None if endless else law.config["train_steps"]
     return Batches(law, length, config.data.threads, config.data.prefetch)

@@ -1,0 +1,1 @@
+"""Batches over the network: `palimpsest serve`, and palimpsest.batches("grpc://HOST:PORT")."""

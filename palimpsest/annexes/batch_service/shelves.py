@@ -1,0 +1,90 @@
+"""What a server keeps for its clients: opened configurations, and batches just made.
+
+Both are bounded; the entries used last stay. Whatever two clients ask for at once is made once.
+"""
+
+import collections
+import gc
+import threading
+import types
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+_Value = TypeVar("_Value")
+# Objects behind a configuration that are looked at for arrays; a list of shards has thousands.
+_MOST_OBJECTS = 1_000_000
+# Without arrays, or with everything: each function leads to all that its module knows.
+_LEFT_OUT = (
+    type, str, bytes, int, float, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
+)  # fmt: skip
+
+
+class Shelf(Generic[_Value]):
+    """Values by key that threads of `pool` make, kept up to a total size and a number."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        size: Callable[[_Value], int],
+        most_bytes: int,
+        most: int | None = None,
+    ):
+        self._pool, self._size = pool, size
+        self._most_bytes, self._most = most_bytes, most
+        self._lock = threading.Lock()
+        self._futures: dict[Hashable, Future[_Value]] = {}  # what is being made
+        self._kept: collections.OrderedDict[Hashable, tuple[Future[_Value], int]]
+        self._kept = collections.OrderedDict()
+        self.bytes = 0
+
+    def ask(self, key: Hashable, make: Callable[[], _Value]) -> "Future[_Value]":
+        """Returns the future value of a key, which `make` returns unless it is kept or made."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+            if key in self._futures:
+                return self._futures[key]
+            future = self._futures[key] = self._pool.submit(make)
+        future.add_done_callback(lambda done: self._keep(key, done))
+        return future
+
+    def _keep(self, key: Hashable, done: "Future[_Value]") -> None:
+        failed = done.cancelled() or done.exception() is not None
+        size = 0 if failed else self._size(done.result())
+        with self._lock:
+            self._futures.pop(key, None)
+            if failed or size > self._most_bytes:
+                return
+            self._kept[key] = done, size
+            self.bytes += size
+            while self.bytes > self._most_bytes or len(self._kept) > (self._most or len(self)):
+                _, (_, freed) = self._kept.popitem(last=False)
+                self.bytes -= freed
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets a key's value; the next `ask` makes it again."""
+        with self._lock:
+            _, size = self._kept.pop(key, (None, 0))
+            self.bytes -= size
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def array_bytes(value: Any) -> int:
+    """Returns the bytes of the arrays in memory to which an object leads."""
+    seen, left, total = {id(value)}, [value], 0
+    while left and len(seen) < _MOST_OBJECTS:
+        one = left.pop()
+        if isinstance(one, np.ndarray) and not isinstance(one, np.memmap):
+            total += one.nbytes if one.base is None else 0
+        others = [one.base] if isinstance(one, np.ndarray) else gc.get_referents(one)
+        for other in others:
+            if id(other) not in seen and not isinstance(other, _LEFT_OUT):
+                seen.add(id(other))
+                left.append(other)
+    return total
