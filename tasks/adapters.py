@@ -1,7 +1,8 @@
-"""Reads a cache from grain, torch and Hugging Face's datasets.
+"""Reads a cache from grain and Hugging Face's datasets.
 
-`CacheSource` gives random access to a split, which is all that grain and torch need; the functions
-convert it to each library's dataset type. For seqio, see trainer.annexes.seqio_tasks.catalogue.
+`CacheSource` gives random access to a split, which is all that grain needs; the functions convert
+it to each library's dataset type. For seqio, see trainer.annexes.seqio_tasks.catalogue, and for
+batches in any trainer, trainer.reading.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from tasks.task import TaskSpec
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
-__all__ = ["CacheSource", "grain_dataset", "iterable_dataset", "torch_dataset"]
+__all__ = ["CacheSource", "grain_dataset", "iterable_dataset"]
 
 # Number of elements that an IterableDataset reads at a time.
 _READ_AHEAD = 64
@@ -134,24 +135,6 @@ class CacheSource:
 def grain_dataset(source: CacheSource) -> Any:
     """Returns a `grain.MapDataset` of the elements, in order."""
     return _package("grain", "trainer").MapDataset.source(source)
-
-
-def torch_dataset(source: CacheSource) -> Any:
-    """Returns a map-style `torch.utils.data.Dataset`; elements are dicts of int32 tensors."""
-    torch = _package("torch", "huggingface")
-    base: Any = torch.utils.data.Dataset
-
-    class TorchDataset(base):
-        def __len__(self) -> int:
-            return len(source)
-
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            return {name: torch.from_numpy(array) for name, array in source[index].items()}
-
-        def __reduce__(self) -> tuple[Any, ...]:  # for the processes of a DataLoader
-            return torch_dataset, (source,)
-
-    return TorchDataset()
 
 
 def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:

@@ -4,4 +4,4 @@ import palimpsest_home
 
 palimpsest_home.settle(__path__[0])
 
-__all__ = ["config", "decoding", "model"]
+__all__ = ["config", "data", "decoding", "model", "reading"]

@@ -21,6 +21,8 @@ from trainer.data.run import Data
 from trainer.data.run_batches import Batches
 from trainer.setup import opened
 
+__all__ = ["batches"]
+
 # Architecture -> the preset whose features batches have if no preset is named.
 _PRESETS = {"encoder_decoder": "t5_1_1_small", "decoder": "lm_small", "encoder": "bert_base"}
 # Flags that say from where and how fast batches are read, not what they hold.

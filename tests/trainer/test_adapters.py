@@ -1,6 +1,5 @@
-"""The adapters for grain, torch, datasets and seqio all give the windows of the cache."""
+"""The adapters for grain, datasets and seqio all give the windows of the cache."""
 
-import pickle
 import re
 import sys
 from pathlib import Path
@@ -51,19 +50,6 @@ def test_grain_gives_the_windows(source, windows):
     order = [element["tokens"].tobytes() for element in shuffled]
     assert order != [window.tobytes() for window in windows]
     assert sorted(order) == sorted(window.tobytes() for window in windows)
-
-
-@pytest.mark.torch
-def test_torch_gives_the_windows(source, windows):
-    import torch
-
-    dataset = adapters.torch_dataset(source)
-    assert isinstance(dataset, torch.utils.data.Dataset)
-    found = [dataset[index]["tokens"] for index in range(len(dataset))]
-    assert found[0].dtype == torch.int32
-    assert_equal([tensor.numpy() for tensor in found], windows)
-    loader = torch.utils.data.DataLoader(pickle.loads(pickle.dumps(dataset)), batch_size=None)
-    assert_equal([element["tokens"].numpy() for element in loader], windows)
 
 
 def test_datasets_gives_the_windows(source, windows):
@@ -124,7 +110,6 @@ def test_validation_examples_are_those_of_evaluation_in_a_run(text_cache):
     ("adapter", "package"),
     [
         (adapters.grain_dataset, "grain"),
-        (adapters.torch_dataset, "torch"),
         (adapters.iterable_dataset, "datasets"),
     ],
 )
@@ -157,11 +142,11 @@ def test_a_source_that_does_not_fit_the_cache_is_rejected(text_cache, tmp_path):
 
 @pytest.mark.parametrize(
     "number",
-    [0, pytest.param(1, marks=pytest.mark.torch), 2, pytest.param(3, marks=pytest.mark.tensorflow)],
+    [0, 1, pytest.param(2, marks=pytest.mark.tensorflow)],
 )
 def test_documented_examples_run(text_cache, number, tmp_path, monkeypatch):
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 3
     assert all(len(example.splitlines()) <= 7 for example in examples)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "python_docs_span_corruption").symlink_to(text_cache)

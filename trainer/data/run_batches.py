@@ -11,6 +11,8 @@ from tasks.terminal.command_line import UserError
 from trainer.data.features import Batch
 from trainer.data.origins import Document
 
+__all__ = ["Batches", "Document"]
+
 # Feature -> (shape, dtype).
 Spec = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 

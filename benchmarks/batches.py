@@ -1,0 +1,283 @@
+"""Measures ready T5 batches of palimpsest.batches and of other loaders, from the same tokens.
+
+    python -m benchmarks.batches --collator=FILE [--python=VENV/bin/python]
+
+The tokens are a cache's of benchmarks.input_pipeline. Other loaders get its windows of 568 tokens
+in their own format and in its order, and T5's collator: FILE defines the `DataCollatorForT5MLM` of
+nanoT5, which is transformers' (run_t5_mlm_flax.py). Each gives 128 rows, 512 -> 114.
+
+batches      palimpsest.batches: global order, checksums, noise, features
+torch        the same, by palimpsest.torch.DataLoader
+streaming    MosaicML's StreamingDataset of MDS shards, shuffled, and the collator
+litdata      StreamingDataset of optimized chunks, shuffled, and the collator
+datasets     load_dataset of Parquet files, streaming, shuffled in a buffer, and the collator
+tf.data      T5's pipeline of benchmarks.input_pipeline, without a shuffle
+
+Each measurement is a process on one core. "M tokens/s" is per processor second of all its
+threads and children, the median of --repeats intervals. "first" is the time from the import to the
+first batch, "resume" from the import to the batch after --resume batches, where a loader has a
+state; "peak" is VmHWM. All times are of processors: other work on the machine does not count.
+"""
+
+import collections
+import dataclasses
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.input_pipeline import INPUTS, TARGETS, WINDOW, make_cache, t5
+from benchmarks.machine import machine
+from tasks.terminal.command import Command
+from tasks.terminal.flag_fields import REQUIRED, at_least, field
+from tasks.terminal.table import table
+
+_SIZE, _EOS = 32_100, 1
+_SEED = 0
+Batches = Iterator[Any]
+
+
+def _collate(path: str) -> Callable[[list[dict[str, np.ndarray]]], Any]:
+    """Returns the collator of a file."""
+    spec = importlib.util.spec_from_file_location("collator", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["collator"] = module
+    spec.loader.exec_module(module)
+    tokenizer = collections.UserList([None] * _SIZE)
+    tokenizer.eos_token_id = _EOS  # type: ignore[attr-defined]
+    return module.DataCollatorForT5MLM(tokenizer, 0.15, 3.0, INPUTS, TARGETS, 0)  # type: ignore[no-any-return]
+
+
+def _windows(cache: str) -> Iterator[np.ndarray]:
+    """Yields the windows of a cache, int32 [568]."""
+    from tasks.cache.manifest import CacheManifest
+    from tasks.cache.windows import Windows
+
+    windows = Windows(cache, CacheManifest.load(cache), "train", WINDOW)
+    for first in range(0, len(windows), 1024):
+        yield from windows.read(np.arange(first, min(first + 1024, len(windows))))[0]
+
+
+def _named_windows(cache: str) -> Iterator[dict[str, np.ndarray]]:
+    yield from ({"input_ids": window} for window in _windows(cache))
+
+
+class Ours:
+    """palimpsest.batches, and its loader for PyTorch."""
+
+    def __init__(self, loader: bool = False):
+        self._loader = loader
+
+    def write(self, cache: str, folder: str) -> None:
+        """Writes nothing: the cache is its format."""
+
+    def read(self, cache: str, folder: str, collator: str, rows: int, taken: int) -> Batches:
+        import palimpsest
+
+        lengths = {"inputs": INPUTS, "targets": TARGETS}
+        # Any task of span corruption reads the windows of any cache that is named itself.
+        found = palimpsest.batches(
+            "c4_span_corruption", cache_dir=cache, batch_size=rows, lengths=lengths
+        )
+        found.state = taken
+        if self._loader:
+            return iter(palimpsest.torch.DataLoader(found))
+        return map(found.__getitem__, itertools.count(taken))
+
+
+class Streaming:
+    """MosaicML streaming."""
+
+    def write(self, cache: str, folder: str) -> None:
+        from streaming import MDSWriter
+
+        with MDSWriter(out=folder, columns={"input_ids": f"ndarray:int32:{WINDOW}"}) as writer:
+            for window in _windows(cache):
+                writer.write({"input_ids": window})
+
+    def read(self, cache: str, folder: str, collator: str, rows: int, taken: int) -> Batches:
+        from streaming import StreamingDataLoader, StreamingDataset
+
+        data = StreamingDataset(
+            local=folder, shuffle=True, shuffle_seed=_SEED, batch_size=rows, num_canonical_nodes=1
+        )
+        loader = StreamingDataLoader(data, batch_size=rows, collate_fn=_collate(collator))
+        if taken:
+            epochs, left = divmod(taken * rows, len(data))
+            loader.load_state_dict(
+                {"epoch": epochs, "sample_in_epoch": left, "num_canonical_nodes": 1,
+                 "shuffle_seed": _SEED, "initial_physical_nodes": 1}
+            )  # fmt: skip
+        return itertools.chain.from_iterable(loader for _ in itertools.count())
+
+
+class Litdata:
+    """litdata."""
+
+    def write(self, cache: str, folder: str) -> None:
+        from litdata import optimize
+
+        optimize(_named_windows, [cache], folder, chunk_bytes="64MB", num_workers=1)
+
+    def read(self, cache: str, folder: str, collator: str, rows: int, taken: int) -> Batches:
+        from litdata import StreamingDataLoader, StreamingDataset
+
+        data = StreamingDataset(folder, shuffle=True, seed=_SEED)
+        loader = StreamingDataLoader(data, batch_size=rows, collate_fn=_collate(collator))
+        return itertools.chain.from_iterable(loader for _ in itertools.count())
+
+
+class Datasets:
+    """Hugging Face's datasets, streaming."""
+
+    def write(self, cache: str, folder: str) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        kind, found = pa.list_(pa.int32()), _windows(cache)
+        for number in itertools.count():
+            some = [*itertools.islice(found, 8192)]
+            if not some:
+                return
+            rows = pa.array(list(some), kind)
+            path = f"{folder}/{number:05d}.parquet"
+            parquet.write_table(pa.table({"input_ids": rows}), path)
+
+    def read(self, cache: str, folder: str, collator: str, rows: int, taken: int) -> Batches:
+        import datasets
+
+        data = datasets.load_dataset("parquet", data_dir=folder, split="train", streaming=True)
+        data = data.with_format("numpy").shuffle(seed=_SEED, buffer_size=10_000)
+        collate = _collate(collator)
+        for _ in itertools.count():
+            yield from (
+                collate([{"input_ids": each} for each in batch["input_ids"]])
+                for batch in data.iter(rows, drop_last_batch=True)
+            )
+
+
+class TfData:
+    """T5's pipeline in tf.data."""
+
+    def write(self, cache: str, folder: str) -> None:
+        """Writes nothing: it reads the cache's records."""
+
+    def read(self, cache: str, folder: str, collator: str, rows: int, taken: int) -> Batches:
+        return t5(cache, rows)
+
+
+SIDES: dict[str, Any] = {
+    "batches": Ours(),
+    "torch": Ours(loader=True),
+    "streaming": Streaming(),
+    "litdata": Litdata(),
+    "datasets": Datasets(),
+    "tf.data": TfData(),
+}
+# Sides whose state says where to go on.
+_STATEFUL = ("batches", "torch", "streaming")
+
+
+def _clock() -> float:
+    """Returns the processor seconds of this process and of its children that ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def measure(flags: "Flags", side: str, cache: str, folder: str, taken: int) -> None:
+    """Prints [tokens/s, seconds to the first batch, peak bytes] as JSON, and exits."""
+    os.sched_setaffinity(0, flags.cores[:1])
+    begin = _clock()
+    batches = SIDES[side].read(cache, folder, flags.collator, flags.batch_size, taken)
+    batch = next(batches)
+    first = _clock() - begin
+    shapes = {array.shape for array in batch.values()}
+    assert shapes <= {(flags.batch_size, INPUTS), (flags.batch_size, TARGETS)}, shapes
+    speeds = []
+    for _ in range(flags.repeats if not taken else 0):
+        until, begin, count = time.monotonic() + flags.seconds, _clock(), 0
+        while time.monotonic() < until:
+            next(batches)
+            count += 1
+        speeds.append(count * flags.batch_size * WINDOW / (_clock() - begin))
+    with open("/proc/self/status") as file:
+        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+    print(json.dumps([statistics.median(speeds) if speeds else 0, first, peak << 10]))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def compare(flags: "Flags", folder: pathlib.Path) -> None:
+    """Runs all measurements and prints the table."""
+    cache = folder / "cache"
+    cache.mkdir()
+    make_cache(cache, WINDOW, int(flags.tokens), int(flags.tokens))
+
+    def child(program: str) -> str:
+        begin = "from benchmarks.batches import SIDES, Flags, measure\n"
+        command = [flags.python or sys.executable, "-c", begin + program]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{program} failed:\n{done.stderr[-2000:]}")
+        return done.stdout
+
+    def timed(side: str, taken: int) -> list[float]:
+        where = f"{side!r}, {str(cache)!r}, {str(folder / side)!r}, {taken}"
+        found: list[float] = json.loads(child(f"measure({flags!r}, {where})").splitlines()[-1])
+        return found
+
+    rows, speeds = [], {}
+    for side in flags.sides:
+        (folder / side).mkdir()
+        child(f"SIDES[{side!r}].write({str(cache)!r}, {str(folder / side)!r})")
+        speed, first, peak = map(
+            statistics.median, zip(*(timed(side, 0) for _ in range(flags.rounds)), strict=True)
+        )
+        resume = f"{timed(side, flags.resume)[1]:.2f}" if side in _STATEFUL else "-"
+        speeds[side] = speed
+        shown = f"{speed / 1e6:.2f}", f"{speed / speeds[flags.sides[0]]:.2f}", f"{first:.2f}"
+        rows.append((side, *shown, resume, f"{peak / 1e6:.0f}"))
+    print(machine())
+    print(f"{flags.tokens:,.0f} tokens, batches of {flags.batch_size}")
+    header = ("loader", "M tokens/s", "ratio", "first (s)", "resume (s)", "peak (MB)")
+    print(table(header, rows, markdown=True))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    collator: str = field(REQUIRED, "Python file with DataCollatorForT5MLM", metavar="FILE")
+    python: str | None = field(None, "interpreter with the other loaders; None: this one")
+    sides: tuple[str, ...] = field(tuple(SIDES), "the loaders; ratios are to the first")
+    tokens: float = field(4e7, "tokens in the cache")
+    batch_size: int = field(128, "rows per batch", rule=at_least(1))
+    resume: int = field(1_000_000, "batches before the resumed one", rule=at_least(1))
+    cores: tuple[int, ...] = field((0,), "number of the CPU core to use")
+    seconds: float = field(2.0, "length of an interval in seconds")
+    repeats: int = field(5, "intervals per process", rule=at_least(1))
+    rounds: int = field(3, "number of processes of each kind", rule=at_least(1))
+
+
+def run(flags: Flags) -> None:
+    """Prints the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        compare(flags, pathlib.Path(folder))
+
+
+main = Command(Flags, run)
+
+if __name__ == "__main__":
+    main.start()

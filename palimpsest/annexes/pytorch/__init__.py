@@ -1,0 +1,1 @@
+"""Batches in PyTorch; `palimpsest.torch` is the module `loader`."""
