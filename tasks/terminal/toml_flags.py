@@ -84,7 +84,8 @@ def texts(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     for name, value in values.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, os.PathLike):
             value = changed(value)
-        for key, inner in (flat(value) if name in flat_groups else flat({name: value})).items():
+        of_group = name in flat_groups and isinstance(value, dict)  # not the flag of this name
+        for key, inner in flat(value if of_group else {name: value}).items():
             flag = known.get(key.replace("-", "_"))
             if inner is None and flag and type(None) not in typing.get_args(flag.declared):
                 continue

@@ -349,18 +349,13 @@ class ModelConfig:
         return None
 
     def explicit(self) -> ModelConfig:
-        """Returns the same model with each None replaced by the family's value.
-
-        Parts list only changed options, in a fixed order, so equal parts have equal text.
-        """
+        """Returns the same model with each None replaced by the family's value."""
         family = {field.name for field in fields(FamilyFacts)}
         values = {
             each.name: self.value(each.name)
             for each in fields(self)
             if each.name in family and getattr(self, each.name) is None
         }
-        values |= {slot: str(self.part(slot)) for slot in SLOTS}
-        values["stack_parts"] = "+".join(map(str, self.stack_choices.values())) or "none"
         return replace(self, **values) if self.family_facts.changeable else self
 
     @property
@@ -445,7 +440,15 @@ class ModelConfig:
             allowed, value = each.metadata["choices"], getattr(self, each.name)
             if allowed and not isinstance(allowed, Slot):
                 require(value in allowed, each.name, value, one_of(allowed))
+        self._spell_parts()
         check(self)
+
+    def _spell_parts(self) -> None:
+        """Lists only changed options of parts, in a fixed order: equal parts have equal text."""
+        texts = {slot: str(self.part(slot)) for slot in SLOTS if getattr(self, slot) is not None}
+        texts["stack_parts"] = "+".join(map(str, self.stack_choices.values())) or "none"
+        for slot, text in texts.items():
+            object.__setattr__(self, slot, text)
 
 
 def encoder_sizes(encoder: ModelConfig, decoder: ModelConfig) -> tuple[str, ...]:

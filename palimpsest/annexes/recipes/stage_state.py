@@ -22,7 +22,7 @@ from palimpsest.annexes.recipes.recipe import ANY_FOLDER, Recipe, Stage
 from palimpsest.commands import COMMANDS, command
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.terminal.flags import flags_of
+from tasks.terminal.flags import Flag, flags_of
 
 _FOLDER = ".recipe"
 # Flags that change how a stage works, not what it makes.
@@ -112,7 +112,8 @@ def _differences(
     recipe: Recipe, stage: Stage, record: dict[str, Any], decisive: bool
 ) -> Iterator[str]:
     """Yields how a stage's flags differ from its record's; all that matter, or the `decisive`."""
-    before = {name: tuple(texts) for name, texts in record["flags"].items()}
+    known = {name: flag.name for flag in _flags_of(stage) for name in flag.names}  # and former ones
+    before = {known.get(name, name): tuple(texts) for name, texts in record["flags"].items()}
     flags = recipe.portable[stage.name].flags
     if record["command"] != stage.command:
         yield f"its command was {record['command']}, is {stage.command}"
@@ -121,6 +122,10 @@ def _differences(
         if old == new or name in HOW or (decisive and _goes_on(stage, name, old, new)):
             continue
         yield f"{name} was {_texts(old)}, is {_texts(new)}"
+
+
+def _flags_of(stage: Stage) -> Sequence[Flag]:
+    return flags_of(command(COMMANDS[stage.command]).flags)
 
 
 def _texts(texts: tuple[str, ...] | None) -> str:
@@ -137,8 +142,8 @@ def _goes_on(stage: Stage, name: str, old: _Value, new: _Value) -> bool:
     length = {"train_steps": lambda text: int(float(text)), "train_tokens": tokens_of}.get(name)
     if length and not (old and new and (length(old[0]) or 0) < (length(new[0]) or 0)):
         return False  # a run cannot become shorter
-    known = {flag.name: flag.path for flag in flags_of(command(COMMANDS[stage.command]).flags)}
-    of_run, _, path = known[name].partition(".")
+    known = {flag.name: flag.path for flag in _flags_of(stage)}
+    of_run, _, path = known.get(name, name).partition(".")  # a flag of an earlier version is gone
     # A preset sets other fields.
     return of_run == "run" and path != "preset" and resuming.may_change(path)
 

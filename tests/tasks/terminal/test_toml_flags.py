@@ -23,11 +23,17 @@ class Flat:
     by_code: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    named: str | None = field(None, "flag with its group's name")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
     place: str = field(REQUIRED, "place")
     inner: Inner = field(Inner, "inner")
     flat: Flat = field(Flat, "flat", flat=True)
+    named: Named = field(Named, "named", flat=True)
     several: tuple[str, ...] = field((), "several", repeated=True)
     numbers: tuple[int, ...] = field((), "numbers")
     on: bool = field(False, "on")
@@ -49,6 +55,8 @@ class Handle:
         ({"inner": Inner(rate=2.0)}, ["--inner.rate=2.0"]),
         ({"flat": Flat(seed=3, by_code=2)}, ["--seed=3"]),
         ({"flat": {"seed": 3}}, ["--seed=3"]),
+        ({"named": "a"}, ["--named=a"]),
+        ({"named": {"named": "a"}}, ["--named=a"]),
         ({"several": ["a,b", "c"]}, ["--several=a,b", "--several=c"]),
         ({"several": "a"}, ["--several=a"]),
         ({"numbers": (1, 2)}, ["--numbers=1,2"]),

@@ -157,6 +157,13 @@ def test_every_option_has_its_words_and_a_default():
         assert str(Choice(name, kind())) == name
 
 
+def test_equal_parts_have_equal_text():
+    texts = ("rotary:fraction=0.5,base=5", "rotary:base=5.0,fraction=0.5,cross=false")
+    models = [tiny_config("llama", position=text) for text in texts]
+    assert models[0] == models[1]
+    assert models[0].position == "rotary:base=5,fraction=0.5"
+
+
 def test_an_explicit_configuration_is_the_same_model():
     config = tiny_config("bert", position="rotary:base=10000", head_dim=8)
     explicit = config.explicit()

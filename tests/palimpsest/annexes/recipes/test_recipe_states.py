@@ -310,6 +310,18 @@ def test_only_the_folder_itself_is_removed_whatever_its_name(store, here, gcs):
     assert not files.exists(f"{places[2]}/.recipe/vocabulary.json")
 
 
+def test_a_record_of_an_earlier_version_may_have_former_names_and_flags_that_are_gone(here):
+    (here / "it.toml").write_text(TEXT.replace("= 6", "= 6\nmesh.tensor = 1"))
+    path = here / "it/.recipe/pretrain.json"
+    value = json.loads(path.read_text())
+    value["flags"]["mesh.num_partitions"] = ["1"]
+    write(path, value)
+    assert states()["pretrain"] == stage_state.FINISHED
+    value["flags"]["averages.ema_decay"] = ["0.9"]
+    write(path, value)
+    assert states()["pretrain"] == stage_state.CHANGED
+
+
 @pytest.mark.parametrize(
     ("old", "new", "goes_on"),
     [("300B", "1000B", True), ("300B", "100B", False), (None, "300B", False), ("1B", None, False)],

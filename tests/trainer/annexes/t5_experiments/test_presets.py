@@ -47,3 +47,6 @@ def test_the_field_of_earlier_versions_is_read():
     stored = dataclasses.asdict(model_preset("t5_1_0_tiny"))
     for count, expected in ((0, "none"), (3, "memory_tokens:count=3")):
         assert stored_model({**stored, "memory_tokens": count}, "x").stack_parts == expected
+    preset = model_preset("t5_1_0_small_memory_10")
+    stored = dataclasses.asdict(dataclasses.replace(preset, stack_parts="none"))
+    assert stored_model({**stored, "memory_tokens": 10}, "x") == preset
