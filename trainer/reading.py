@@ -16,9 +16,10 @@ from trainer.config import Config, as_batches, field_paths, from_flags, load_rec
 from trainer.config.presets import model_preset
 from trainer.data import cached_task, task_record
 from trainer.data.cached import CachedData
+from trainer.data.held_out import HeldOut
 from trainer.data.mixing import mixtures_of
 from trainer.data.run import Data
-from trainer.data.run_batches import Batches
+from trainer.data.run_batches import Batches, Law
 from trainer.setup import opened
 
 __all__ = ["batches"]
@@ -27,6 +28,8 @@ __all__ = ["batches"]
 _PRESETS = {"encoder_decoder": "t5_1_1_small", "decoder": "lm_small", "encoder": "bert_base"}
 # Flags that say from where and how fast batches are read, not what they hold.
 _HERE = ("cache_dir", "data.local_dir", "data.local_bytes", "data.threads", "data.prefetch")
+# What `Batches.config` holds besides a run's settings.
+_BESIDE = ("caches", "split")
 # Positions of a preset's model that says nothing about them; no row is as long.
 _ANY_LENGTH = 1 << 20
 
@@ -37,6 +40,7 @@ def batches(
     *,
     model_dir: str | os.PathLike[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    split: str | None = None,
     **flags: Any,
 ) -> Batches:
     """Returns the batches of a run: batch k is a function of the run's settings and k.
@@ -57,6 +61,9 @@ def batches(
     `source` is the task, or the address of a service, "SCHEME://HOST:PORT", which opens its own
     caches and takes the same arguments, the task as `task`.
 
+    Another `split`, such as "validation", has every window once, task after task, always with the
+    same noise, as evaluations read it.
+
     Raises UserError, one line, for what the command refuses.
     """
     with extras.named(), command_line.storage_named():
@@ -64,6 +71,8 @@ def batches(
         if source and not address:
             flags = {"task": source, **flags}
         found = _configured(model_dir, config, flags)
+        if split := split or (config or {}).get("split"):
+            found[-1]["split"] = split
         return _served(address, *found) if address else _opened(*found)
 
 
@@ -71,9 +80,14 @@ class CacheBatches(Batches):
     """Batches from caches; a process that gets the object opens them itself."""
 
     def __init__(
-        self, data: CachedData, config: Config, length: int | None, given: Mapping[str, Any]
+        self,
+        data: CachedData,
+        config: Config,
+        length: int | None,
+        given: Mapping[str, Any],
+        law: Law | None = None,
     ):
-        super().__init__(data, length, config.data.threads, config.data.prefetch)
+        super().__init__(law or data, length, config.data.threads, config.data.prefetch)
         self.data, self._given = data, given
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,7 +122,7 @@ def _configured(
         found, origins = metadata.load_config(os.fspath(model_dir))
         endless = False
     else:
-        plain = {name: each for name, each in (config or {}).items() if name != "caches"}
+        plain = {name: each for name, each in (config or {}).items() if name not in _BESIDE}
         found, origins = stored_config(plain, "config"), {}
         endless = "train_steps" not in plain and plain.get("train_tokens") is None
     if others := sorted(values.keys() - {*_HERE}):
@@ -162,6 +176,8 @@ def _served(
         raise UserError(f"{address}: no service has such an address (known: {known})")
     if here := sorted(origins.keys() & {*_HERE[:3]}):
         raise UserError(f"{address} opens its own caches: leave out {here[0]}")
+    if split := given.get("split"):
+        raise UserError(f"{address} gives batches to train on: leave out split={split}")
     wanted = as_batches(config)
     if endless:
         del wanted["train_steps"]
@@ -183,6 +199,9 @@ def _opened(
         read = run.config.data.skips.batch(run.config.train_steps)
         check_unchanged(os.fspath(folder), run.data, read)
     _check_caches(run.data.fingerprints, (given.get("config") or {}).get("caches"))
+    if split := given.get("split"):
+        law = HeldOut(run.data, split, run.config.batch_size, run.config.seed)
+        return CacheBatches(run.data, run.config, len(law), given, law)
     return CacheBatches(run.data, run.config, None if endless else run.config.train_steps, given)
 
 

@@ -168,6 +168,25 @@ def flags_in(run, folder):
     ]
 
 
+@pytest.mark.parametrize("case", ["spans", "mixture", "decoder"])
+def test_a_split_is_what_evaluations_read(text_cache, case):
+    task, flags, words, preset = CASES[case]
+    found = batches(text_cache, task, split="validation", **flags)
+    run = run_of(text_cache, f"--task={task}", *words, preset=preset)
+    sets = run.data.evaluation("validation", 4)
+    assert_equal([*found], [batch for one in sets for batch in one.iterate()])
+    assert len(found) == found.state == sum(one.batches for one in sets)
+    half = pickle.loads(pickle.dumps(found.shard(1, 2)))
+    assert_equal(half[-1], {name: array[2:] for name, array in found[-1].items()})
+    assert {name: (array.shape, array.dtype) for name, array in half[0].items()} == half.spec
+    assert_equal(palimpsest.batches(config=found.config, cache_dir=text_cache)[2], found[2])
+    assert half.explain(0, 1) == found.explain(0, 3) != found.explain(0, 2)
+    rows = found[-1]["decoder_loss_weights"].any(axis=1)
+    assert [bool(found.explain(len(found) - 1, row)) for row in range(4)] == rows.tolist()
+    with pytest.raises(UserError, match=r"has no (text in )?split test"):
+        batches(text_cache, task, split="test", **flags)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_configuration_determines_the_batches(text_cache, case):
     task, flags, _, _ = CASES[case]

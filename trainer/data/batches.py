@@ -298,10 +298,15 @@ def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterato
 
     Noise depends only on `seed` and the window, so that evaluations of all steps compare.
     """
-    count = len(maker.windows)
-    for first in range(0, count, batch_size):
-        indices_W = np.arange(first, min(first + batch_size, count))
-        yield pad_rows(maker.make(indices_W, noise.evaluation_keys(seed, indices_W)), batch_size)
+    for number in range(-(-len(maker.windows) // batch_size)):
+        yield evaluation_batch(maker, number, batch_size, seed)
+
+
+def evaluation_batch(maker: BatchMaker, number: int, batch_size: int, seed: int) -> Batch:
+    """Returns one of `evaluation_batches`."""
+    first = number * batch_size
+    indices_W = np.arange(first, min(first + batch_size, len(maker.windows)))
+    return pad_rows(maker.make(indices_W, noise.evaluation_keys(seed, indices_W)), batch_size)
 
 
 def pad_rows(batch: Batch, rows: int) -> Batch:

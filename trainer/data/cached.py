@@ -343,7 +343,19 @@ class CachedData:
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns a split's windows by task; skips, with a message, tasks without text in it."""
-        sets, empty = [], []
+        sets = []
+        for cached, maker in self.held_out(split):
+            iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
+            batches = -(-len(maker.windows) // batch_size)
+            sets.append(EvaluationSet(cached.task.name, batches, iterate))
+        return sets
+
+    def held_out(self, split: str) -> list[tuple[CachedTask, BatchMaker]]:
+        """Returns the tasks with text in a split, and what makes its batches.
+
+        Prints a line about each other task; raises UserError if there are only such.
+        """
+        found, empty = [], []
         for cached in self.tasks:
             known = split in cached.manifest.splits or len(self.tasks) == 1
             manifest = self.evaluated(cached, split) if known else None
@@ -351,11 +363,9 @@ class CachedData:
             if maker is None or not len(maker.windows):
                 empty.append(cached)
                 continue
-            iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
-            batches = -(-len(maker.windows) // batch_size)
-            sets.append(EvaluationSet(cached.task.name, batches, iterate))
+            found.append((cached, maker))
         first = self._first_shards
-        if not sets:
+        if not found:
             if first and first < empty[0].manifest.plan.shards.get(split, 0):
                 raise UserError(
                     f"{empty[0].cache} has no text in the first {first:,} shards of {split}, which "
@@ -372,7 +382,7 @@ class CachedData:
             print(
                 f"{split}: {each.cache} has no text in {where}; {each.task.name} is not evaluated"
             )
-        return sets
+        return found
 
     @property
     def _first_shards(self) -> int | None:
