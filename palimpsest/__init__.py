@@ -17,6 +17,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tasks import annexes
 
+    annexes.reserve("python", _OWN)
     known = {**_OWN, **annexes.entries("python")}
     if name == "__all__":
         return sorted(known)

@@ -45,12 +45,12 @@ def _variant(name: str, words: Sequence[str]) -> str | None:
 
 def _run(words: list[str]) -> None:
     first = words[0] if words else "--help"
-    if first in ("--help", "-h"):
+    if answer := annexes.get("words", first):
+        answer(words[1:])
+    elif first in ("--help", "-h"):
         print(page())
     elif first == _VERSION:
         print(f"{extras.DISTRIBUTION} {extras.version()}")
-    elif answer := annexes.get("words", first):
-        answer(words[1:])
     elif any(name.startswith(f"{first} ") for name in COMMANDS) and words[1:] in ([], ["--help"]):
         print(page(f"{first} "))
     else:
@@ -66,8 +66,9 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     name, rest = named(given)
     if name:
         module = _variant(name, rest) or COMMANDS[name]
+        program = f"{_PROGRAM} {name}"
         with programs.named({module: f"{_PROGRAM} {name}" for name, module in COMMANDS.items()}):
-            command(module).start(rest, f"{_PROGRAM} {name}")
+            command_line.run(lambda words: command(module).start(words, program), rest, program)
     command_line.run(_run, given, _PROGRAM)
 
 

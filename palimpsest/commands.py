@@ -1,6 +1,5 @@
 """The commands under the names that `palimpsest` gives them: name -> module, in groups."""
 
-import importlib
 import importlib.util
 import pathlib
 
@@ -29,6 +28,7 @@ _CORE: dict[str, dict[str, str]] = {
 def _groups() -> dict[str, dict[str, str]]:
     """Returns the commands of the core and of annexes, which may add groups."""
     found = {group: dict(commands) for group, commands in _CORE.items()}
+    annexes.reserve("commands", (name for commands in _CORE.values() for name in commands))
     for slot in annexes.slots():
         kind, _, group = slot.partition(".")
         if kind == "commands":
@@ -38,13 +38,14 @@ def _groups() -> dict[str, dict[str, str]]:
 
 GROUPS = _groups()
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+annexes.reserve("words", {"--help", "-h", "--version", *(name.split()[0] for name in COMMANDS)})
 
 
 def summary(module: str) -> str:
     """Returns the first line of a command's docstring; the module is not imported."""
     try:
         found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # nor its package
+    except Exception:  # whatever the packages above it raise
         found = None
     if found is None or found.origin is None:
         return f"(no module {module})"
@@ -53,6 +54,6 @@ def summary(module: str) -> str:
 
 
 def command(module: str) -> Command:
-    """Imports and returns the command of a module."""
-    found: Command = importlib.import_module(module).main
+    """Imports and returns the command of a module; raises BrokenAnnex if a stranger's fails."""
+    found: Command = annexes.load(f"{module}:main")
     return found

@@ -26,21 +26,21 @@ OWN_EXAMPLE = "mine_span_corruption"
 _Kind = TypeVar("_Kind")
 # Packages that modules of T5 and T5X projects import, called the same on the package index.
 _INSTALLABLE = ("t5", "seqio", "tensorflow_datasets", "tensorflow_text")
-_FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
+_OURS = [task for family in (rlm, c4, lm1b, pg19, wikipedia, python_docs) for task in family.TASKS]
+annexes.reserve("tasks", (task.name for task in _OURS))
 
 
 def tasks(module: str | None = None) -> dict[str, TaskSpec]:
     """Returns all tasks by name, including those of annexes and TASKS of a user's `module`."""
     return {
-        **{name: annexes.get("tasks", name) for name in annexes.entries("tasks")},
+        **annexes.loaded("tasks"),
         **_named(module),
     }
 
 
 def _named(module: str | None) -> dict[str, TaskSpec]:
     """Returns the core's tasks and those of a user's module by name."""
-    ours = [task for family in _FAMILIES for task in family.TASKS]
-    return {task.name: task for task in [*ours, *_own(module, "TASKS", TaskSpec)]}
+    return {task.name: task for task in [*_OURS, *_own(module, "TASKS", TaskSpec)]}
 
 
 def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:

@@ -175,8 +175,7 @@ def _plain(name: str) -> str:
 
 def _kinds() -> dict[str, Kind]:
     """Returns all kinds of engines by name, those first that answer at once."""
-    kinds = {name: annexes.get(_SLOT, name) for name in annexes.entries(_SLOT)}
-    return dict(sorted(kinds.items(), key=lambda each: each[1].is_slow_to_ask))
+    return dict(sorted(annexes.loaded(_SLOT).items(), key=lambda each: each[1].is_slow_to_ask))
 
 
 def without_pieces(corpus: Corpus) -> Corpus:

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tasks import registry
+from tasks import annexes, registry
 from tasks.annexes import Registry
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
@@ -89,7 +89,7 @@ METRICS: Registry[Metric] = Registry(
 def known(module: str | None = None) -> dict[str, Metric]:
     """Returns all metrics by name, including those of annexes and METRICS of a user's `module`."""
     own = getattr(registry.load(module), "METRICS", ()) if module else ()
-    return {**METRICS, **{metric.name: metric for metric in own}}
+    return {**METRICS.own, **annexes.loaded("metrics"), **{metric.name: metric for metric in own}}
 
 
 def values_of(name: str) -> tuple[str, ...]:

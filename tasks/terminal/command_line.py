@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from tasks.annexes import BrokenAnnex
 from tasks.terminal.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 
 EXIT_USER_ERROR = 2
@@ -81,9 +82,11 @@ class _Interrupts:
 
 @contextlib.contextmanager
 def storage_named() -> Iterator[None]:
-    """Raises UserError for a mistake with files or disks that the block ends with."""
+    """Raises UserError for a mistake with files, disks or annexes that the block ends with."""
     try:
         yield
+    except BrokenAnnex as error:
+        raise UserError(str(error)) from error
     except OSError as error:
         if error.errno not in _STORAGE_ERRORS:
             raise

@@ -118,9 +118,9 @@ def extended(kind: Any) -> type:
     An entry NAME of the slot is a dataclass, which becomes the group NAME, without a prefix.
     """
     own = {each.name for each in dataclasses.fields(kind)}
-    missing = annexes.entries(getattr(kind, "ANNEXES", "")).items()
+    parts = annexes.loaded(getattr(kind, "ANNEXES", "")).items()
     groups = []
-    for name, part in [(name, annexes.load(where)) for name, where in missing if name not in own]:
+    for name, part in [(name, part) for name, part in parts if name not in own]:
         title = (part.__doc__ or "").partition("\n")[0].rstrip(".")
         groups.append((name, part, field(part, title, flat=True)))
     if not groups:

@@ -365,8 +365,8 @@ class _Config:
 def _with_annexes(core: type) -> type:
     """Returns the configuration with a group of settings for each annex that has some."""
     groups = []
-    for name, reference in annexes.entries("settings").items():
-        kind = annexes.load(reference)
+    annexes.reserve("settings", (group.name for group in dataclasses.fields(core)))
+    for name, kind in annexes.loaded("settings", whole=True).items():
         words = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
         groups.append((name, kind, field(kind, words)))
     whole = dataclasses.make_dataclass("Config", groups, bases=(core,), frozen=True)

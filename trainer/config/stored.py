@@ -72,8 +72,8 @@ def as_stored(config: Config) -> dict[str, Any]:
 
     So a run that uses nothing of an annex is read where the annex is deleted.
     """
-    groups = annexes.entries("settings").items()
-    idle = [name for name, kind in groups if getattr(config, name) == annexes.load(kind)()]
+    groups = annexes.loaded("settings").items()
+    idle = [name for name, kind in groups if getattr(config, name) == kind()]
     return {name: each for name, each in dataclasses.asdict(config).items() if name not in idle}
 
 
