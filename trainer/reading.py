@@ -87,7 +87,8 @@ class CacheBatches(Batches):
         given: Mapping[str, Any],
         law: Law | None = None,
     ):
-        super().__init__(law or data, length, config.data.threads, config.data.prefetch)
+        reading, again = config.data, law is not None
+        super().__init__(law or data, length, reading.threads, reading.prefetch, again)
         self.data, self._given = data, given
 
     def __reduce__(self) -> tuple[Any, ...]:

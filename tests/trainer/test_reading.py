@@ -176,6 +176,7 @@ def test_a_split_is_what_evaluations_read(text_cache, case):
     sets = run.data.evaluation("validation", 4)
     assert_equal([*found], [batch for one in sets for batch in one.iterate()])
     assert len(found) == found.state == sum(one.batches for one in sets)
+    assert_equal(next(iter(found)), found[0])  # each evaluation begins again
     half = pickle.loads(pickle.dumps(found.shard(1, 2)))
     assert_equal(half[-1], {name: array[2:] for name, array in found[-1].items()})
     assert {name: (array.shape, array.dtype) for name, array in half[0].items()} == half.spec

@@ -53,13 +53,22 @@ class Batches:
     as `encoder_input_tokens` [rows, inputs] and `decoder_target_tokens`, `decoder_input_tokens` and
     `decoder_loss_weights` [rows, targets]; `spec` lists them. Slices are lists. Iteration begins at
     `state`, the number of batches taken so far, and counts them there; it is all that a checkpoint
-    needs. Without `length` the batches are endless.
+    needs. Without `length` the batches are endless. Batches to evaluate on, which come `again`,
+    begin with the first in each iteration.
 
     Any number of processes may read the same batches. Reading raises UserError if the data are
     damaged.
     """
 
-    def __init__(self, law: Law, length: int | None = None, threads: int = 1, prefetch: int = 4):
+    def __init__(
+        self,
+        law: Law,
+        length: int | None = None,
+        threads: int = 1,
+        prefetch: int = 4,
+        again: bool = False,
+    ):
+        self.again = again
         self._law, self._length, self._state = law, length, 0
         self._threads, self._prefetch = threads, prefetch
         self._index, self._count = 0, 1
@@ -164,6 +173,8 @@ class Batches:
         return place
 
     def __iter__(self) -> Iterator[Batch]:
+        if self.again:
+            self._state = 0
         made = self._part.iterate(self._state, self._threads, self._prefetch)
         left = None if self._length is None else self._length - self._state
         for batch in itertools.islice(made, left):

@@ -76,6 +76,8 @@ class DataLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if self._batches.again:
+            self.state = 0
         for batch in self._loader:
             self.state += 1
             yield batch

@@ -88,6 +88,13 @@ def test_a_state_of_other_batches_is_refused(text_cache, mixture):
         later.load_state_dict(state | {"state": 10})
 
 
+def test_a_held_out_split_is_read_again(text_cache):
+    found = loader(batches(text_cache, split="validation"), form="features")
+    for _ in range(2):
+        assert_equal(arrays(next(iter(found))), batches(text_cache, split="validation")[0])
+    assert sum(1 for _ in found) == len(found) > 1
+
+
 def test_mistakes_are_one_line(mixture):
     with pytest.raises(UserError, match=r"form=flot \(did you mean flat\?\): it is one of"):
         loader(mixture, form="flot")
