@@ -34,6 +34,7 @@ from trainer.config import (
     resuming,
     stored_config,
 )
+from trainer.config.stored import refuse_average
 from trainer.data import task_record
 from trainer.data.run import Run
 from trainer.engine import checksums, guard, processes
@@ -207,6 +208,7 @@ class Checkpoints:
                     f"{annexes.advice('foreign_checkpoints')}"
                 )
             stored = metadata.read(path)
+        refuse_average(stored["config"], self._model_dir)
         before = stored_config(stored["config"], self._model_dir)
         differences = config_changes(before, run.config, step)
         read = before.data.skips.batch(step)

@@ -141,7 +141,10 @@ def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "")
     unknown = set(value) - set(hints)
     if unknown:
         names = ", ".join(path + name for name in sorted(unknown))
-        raise UserError(f"{source} has fields from a different version: {names}")
+        raise UserError(
+            f"{source} has fields from a different version, or of an annex that is not installed: "
+            f"{names}"
+        )
     known = {}
     for name, item in value.items():
         if dataclasses.is_dataclass(hints[name]):

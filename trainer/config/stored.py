@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,15 +57,27 @@ def _runs_in(folder: str) -> list[str]:
 
 
 def refuse_average(value: Mapping[str, Any], source: str) -> None:
-    """Raises UserError if a stored configuration keeps a moving average."""
-    decay = value.get("averages", {}).get("ema_decay")
-    source = source.removesuffix(f"/{CONFIG_FILE}")
-    if decay is not None:
+    """Raises UserError if a stored configuration's state, to be continued, has a moving average."""
+    if (decay := _decay(value)) is not None:
         raise UserError(
             f"{source} is of a run with averages.ema_decay={decay}, which is gone: start another "
             f"from its parameters with --init_from={source} --init_from_state=false, and use "
             "--average=last:K"
         )
+
+
+def _decay(value: Mapping[str, Any]) -> float | None:
+    decay: float | None = value.get("averages", {}).get("ema_decay")
+    return decay
+
+
+@functools.cache
+def _say_average(model_dir: str, decay: float) -> None:
+    print(
+        f"{model_dir}: the run kept a moving average (averages.ema_decay={decay}), which is gone: "
+        "its plain parameters are read",
+        file=sys.stderr,
+    )
 
 
 def as_stored(config: Config) -> dict[str, Any]:
@@ -96,11 +109,22 @@ def as_batches(config: Config) -> dict[str, Any]:
 def stored_config(value: Mapping[str, Any], source: str) -> Config:
     """Returns the configuration that `source`, a run's folder or file, holds as JSON.
 
-    Settings of earlier versions are read where they are now. Raises UserError if one is unknown.
+    Settings of earlier versions are read where they are now, but for a moving average, which is
+    left out. Raises UserError if one is unknown.
     """
-    refuse_average(value, source)
-    own = copy.deepcopy({name: each for name, each in value.items() if name != "averages"})
+    left_out = {"averages", *_unset_groups(value)}
+    own = copy.deepcopy({name: each for name, each in value.items() if name not in left_out})
     return field_paths.from_dict(Config, _moved(own), source)
+
+
+def _unset_groups(value: Mapping[str, Any]) -> set[str]:
+    """Returns the unknown groups without a value that is set: of an annex that is not here.
+
+    Earlier versions stored the groups of all annexes.
+    """
+    unknown = value.keys() - {each.name for each in dataclasses.fields(Config)}
+    groups = {name: value[name] for name in unknown if isinstance(value[name], dict)}
+    return {name for name, group in groups.items() if not any(group.values())}
 
 
 def stored_model(value: Mapping[str, Any], source: str) -> ModelConfig:
@@ -128,7 +152,10 @@ def _moved(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
+    """Returns (the configuration of the run in `model_dir`, field path -> origin).
+
+    Says if the run kept a moving average: only its plain parameters are read.
+    """
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):
         run, _, name = model_dir.rstrip("/").rpartition("/")
@@ -150,4 +177,6 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     # It may register values that the configuration names.
     if value["config"].get("task_module"):
         registry.load(value["config"]["task_module"])
+    if (decay := _decay(value["config"])) is not None:
+        _say_average(model_dir, decay)
     return stored_config(value["config"], path), value.get("origins", {})

@@ -20,6 +20,7 @@ from trainer.config import (
     resuming,
     stored_config,
 )
+from trainer.config.stored import refuse_average
 from trainer.data import task_record
 from trainer.data.run import Run
 from trainer.engine import processes
@@ -90,6 +91,7 @@ def start(run: Run, checkpoints: Checkpoints) -> Branch:
             raise UserError(f"--branch_from={config.branch_from}: {error}") from error
         stored = metadata.read(source.path(step))
         source.close()
+        refuse_average(stored["config"], folder)
         before = stored_config(stored["config"], folder)
         _check(run, before, stored, step)
     checkpoints.recall(step, stored, before, config)

@@ -32,7 +32,7 @@ _BUILD, _RUN = "build", "pretrain"
 # Flags of a build that makes no whole cache, or changes one on which a run may have trained.
 _REFUSED = ("dry_run", "json", "part", "extend")
 # Flags of a run that this command gives itself, or that show a run of a finished cache.
-_OF_RUNS = ("follow", "data.follow", "print_config")
+_OF_RUNS = ("follow", "data.follow", "following.on", "print_config")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

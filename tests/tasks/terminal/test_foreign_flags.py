@@ -47,6 +47,7 @@ def known(module):
         ("pipeline.verify", "cache_dir", "--cache?"),
         ("trainer.pretrain", "lengths", "(it is a group: --lengths.inputs, --lengths.targets)"),
         ("trainer.pretrain", "optimizer", "--optimizer.warmup_steps, …)"),
+        ("trainer.pretrain", "averages.ema_decay", "--average=last:K"),
     ],
 )
 def test_a_foreign_flag_gets_its_answer(module, word, advice):

@@ -117,7 +117,9 @@ def test_mistakes_are_one_line(kept, text_cache, tmp_path, capsys):
             assert_one_line(code, said, f"--average={average}: it must be last:K, with K of")
 
 
-def test_an_earlier_run_that_kept_a_moving_average_is_refused(kept, text_cache, tmp_path, capsys):
+def test_an_earlier_run_that_kept_a_moving_average_is_read_and_not_resumed(
+    kept, text_cache, tmp_path, capsys
+):
     run = shutil.copytree(kept, tmp_path / "model")
 
     def store(decay):
@@ -129,10 +131,14 @@ def test_an_earlier_run_that_kept_a_moving_average_is_refused(kept, text_cache, 
     store(None)
     evaluate.main([f"--model_dir={run}"])
     store(0.9)
-    pretrain = flags_of(text_cache, tmp_path / "new", LAST, f"--init_from={run}")
-    for command, source, flags in (
-        ("evaluate", run, [f"--model_dir={run}"]),
-        ("pretrain", run / "checkpoint_4", pretrain),
+    capsys.readouterr()
+    evaluate.main([f"--model_dir={run}"])
+    said = capsys.readouterr().err
+    assert said.count("the run kept a moving average (averages.ema_decay=0.9), which is gone") == 1
+    for source, flags in (
+        (run, flags_of(text_cache, run, *FLAGS, LAST, "--preset=t5_1_1_tiny")),
+        (run, flags_of(text_cache, tmp_path / "branch", LAST, f"--branch_from={run}@4")),
+        (run / "checkpoint_4", flags_of(text_cache, tmp_path / "new", LAST, f"--init_from={run}")),
     ):
         says = f"--init_from={source} --init_from_state=false, and use --average=last:K"
-        assert_one_line(*ended(f"trainer.{command}", flags, capsys), says)
+        assert_one_line(*ended("trainer.pretrain", flags, capsys), says)

@@ -19,6 +19,7 @@ from trainer.config.from_flags import build_config
 from trainer.config.optimizer import OPTIMIZER_PRESETS, OptimizerConfig, recipe
 from trainer.config.presets import MODEL_PRESETS
 from trainer.config.resuming import changes_in
+from trainer.config.stored import as_stored, stored_config
 from trainer.config.this_machine import on_this_machine
 from trainer.config.unused_fields import refuse_unread
 from trainer.evaluating import whole_splits
@@ -434,3 +435,15 @@ def test_a_flag_with_a_space_is_not_the_value_of_the_one_before(flag, capsys):
     with contextlib.suppress(SystemExit):
         main(["--preset=t5_1_1_small", flag, schedule])
     assert "optimizer.schedule" in capsys.readouterr().out
+
+
+def test_an_unknown_group_is_read_only_if_nothing_of_it_is_set():
+    """Earlier versions stored the groups of all annexes, also of those that are deleted here."""
+    config, _ = build()
+    stored = json.loads(json.dumps(as_stored(config)))
+    assert stored_config({**stored, "gone": {"rank": None, "on": False}}, "run") == config
+    for group in ({"rank": 2, "on": False}, {"alpha": 0.5}):
+        with pytest.raises(UserError, match="of an annex that is not installed: gone"):
+            stored_config({**stored, "gone": group}, "run")
+    with pytest.raises(UserError, match="not installed: gone"):
+        stored_config({**stored, "gone": None}, "run")

@@ -11,7 +11,7 @@ LORA = "lora"
 _ATTENTION = r"attention/(query|key|value|out)/kernel$"
 
 
-_WITH_RANK = ReadIf(lambda config: config.rank is not None, "without lora.rank")
+_WITH_RANK = ReadIf(lambda config: config.rank is not None, "without --lora.rank")
 
 
 @dataclasses.dataclass(frozen=True)

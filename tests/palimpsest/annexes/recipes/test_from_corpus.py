@@ -75,6 +75,7 @@ def test_the_run_stops_if_the_build_fails(tmp_path, words):
         ("--lengths.inputs=x", "--lengths.inputs=x"),
         ("--print_config=values", "--print_config: leave it out beside --corpus"),
         ("--follow=false", "--follow: leave it out beside --corpus"),
+        ("--following.on", "--following.on: leave it out beside --corpus"),
     ],
 )
 def test_a_mistake_is_found_before_the_build(tmp_path, words, word, message, capsys):

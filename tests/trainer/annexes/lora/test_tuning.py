@@ -81,7 +81,7 @@ def test_norms_are_those_of_what_learns():
     [
         (("--lora.rank=2", "--lora.kernels=nope"), "--lora.kernels=nope matches no parameter"),
         (("--lora.rank=2", "--lora.kernels=norm/scale"), "is not a matrix"),
-        (("--lora.alpha=2",), "has no effect without lora.rank"),
+        (("--lora.alpha=2",), "has no effect without --lora.rank"),
     ],
 )
 def test_mistakes_are_one_line(flags, says):
