@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import random
 import re
 import shutil
 import signal
@@ -29,10 +30,10 @@ from tests.support.trees import assert_equal
 
 
 @contextlib.contextmanager
-def serving(caches, tmp_path, *flags):
+def serving(caches, tmp_path, *flags, port=0):
     """Yields (the command's process, the lines that it prints), once it serves."""
     with (tmp_path / "out").open("w") as out:
-        words = ("serve", f"--cache_dir={caches}", "--port=0", *flags)
+        words = ("serve", f"--cache_dir={caches}", f"--port={port}", *flags)
         process = runs.start(runs.command("palimpsest", *words), stdout=out)
     printed = (tmp_path / "out").read_text
     try:
@@ -75,6 +76,50 @@ def test_a_command_serves_until_it_is_told_to_stop(caches, local, tmp_path):
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["status"] for line in lines} == {"ok"}
     assert {line["call"] for line in lines} >= {"do_action"}
+
+
+def hashed(batches):
+    """Returns one hash of all batches."""
+    found = hashlib.sha256()
+    for batch in batches:
+        for name, array in batch.items():
+            found.update(name.encode() + array.tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_thousand_batches_have_one_hash(caches, local, tmp_path):
+    """Read here, by one client, by eight, and from two servers that are killed 20 times in turn."""
+    wanted, ports, folders = hashed(local[:1000]), [], []
+    for number in range(2):
+        ports.append(runs.free_port())
+        folders.append(tmp_path / str(number))
+        folders[number].mkdir()
+    address = "grpc://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+    draw, allowed = random.Random(0), [50]
+
+    def paced():
+        """Yields batches no further than the kills have come."""
+        for k, batch in enumerate(palimpsest.batches(address, **HOW)):
+            assert wait_for(lambda k=k: k < allowed[0], seconds=60)
+            yield batch
+
+    with ThreadPoolExecutor(8) as pool, contextlib.ExitStack() as all_of_them:
+        servers = [all_of_them.enter_context(contextlib.ExitStack()) for _ in ports]
+        for server, port, folder in zip(servers, ports, folders, strict=True):
+            server.enter_context(serving(caches, folder, port=port))
+        assert hashed(palimpsest.batches(address, **HOW)) == wanted
+        eight = [palimpsest.batches(address, **HOW) for _ in range(8)]
+        assert [*pool.map(hashed, eight)] == [wanted] * 8
+        reading = pool.submit(hashed, paced())
+        for kill in range(20):
+            time.sleep(draw.uniform(0, 0.3))
+            servers[kill % 2].close()  # kills it
+            allowed[0] += 50
+            restarted = serving(caches, folders[kill % 2], port=ports[kill % 2])
+            servers[kill % 2].enter_context(restarted)
+        assert reading.result() == wanted
 
 
 def certificate(folder):
