@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pickle
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 import palimpsest
 from tasks import annexes
 from tasks.terminal.command_line import UserError
-from tests.support.processes import started
-from tests.support.runs import TASK, config_of, run_of
+from tests.support.processes import PYTHONPATH, started
+from tests.support.runs import ROOT, TASK, config_of, run_of
 from tests.support.trees import assert_equal
 from trainer.config import save_config
 
@@ -242,6 +243,16 @@ def test_a_reading_process_is_small(text_cache):
     kilobytes, *modules = started("-c", code).stdout.split()
     assert not {"jax", "flax", "tensorflow", "torch", "grain", "orbax", "pandas"} & {*modules}
     assert int(kilobytes) < 300_000
+
+
+@pytest.mark.processes
+def test_a_loop_in_flax_learns(text_cache):
+    example = ROOT / "examples" / "trainers" / "flax_nnx.py"
+    done = started(example, LM, text_cache, 8, env={**os.environ, "PYTHONPATH": PYTHONPATH})
+    assert done.returncode == 0, done.stderr
+    numbers, losses = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert numbers == tuple(str(number) for number in range(1, 9))
+    assert float(losses[-1]) < float(losses[0]) - 1
 
 
 @pytest.mark.parametrize(
