@@ -1,8 +1,11 @@
 """Batches of a service are the batches that this process reads, whoever asks and whatever dies."""
 
+import datetime
+import hashlib
 import json
 import pickle
 import threading
+import time
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -10,7 +13,8 @@ import pytest
 
 import palimpsest
 from palimpsest.annexes.batch_service import client, gate
-from palimpsest.annexes.batch_service.tickets import TICKET_BYTES, Ticket
+from palimpsest.annexes.batch_service.tickets import TICKET_BYTES, Ticket, batch_of
+from palimpsest.annexes.batch_service.tokens import Tokens
 from tasks.terminal.command_line import UserError
 from tests.palimpsest.annexes.batch_service.conftest import HOW, address
 from tests.support.trees import assert_equal
@@ -33,6 +37,40 @@ def test_it_is_the_same_object(remote, local):
         assert_equal(batch, local[k])
     assert remote.explain(3, 2) == local.explain(3, 2)
     remote[0]["decoder_loss_weights"][:] = 0  # arrays are the caller's own
+
+
+def test_consecutive_batches_come_in_one_stream(serve, local):
+    server = serve()
+    for _, batch in zip(range(30), palimpsest.batches(address(server), **HOW), strict=False):
+        assert batch
+    asked = [json.loads(line)["call"] for line in server.log.getvalue().splitlines()]
+    assert asked.count("do_get") <= 1  # the first batch; the stream after it is open
+
+
+def test_a_stream_ends_with_its_token(serve, local, tmp_path):
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=3)
+    digest = hashlib.sha256(b"short").hexdigest()
+    path = tmp_path / "tokens.toml"
+    path.write_text(f'[one]\nsha256 = "{digest}"\nexpires = {soon.isoformat()}\n')
+    server = serve(tokens=Tokens(str(path)))
+    options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer short")])
+    with flight.connect(address(server)) as raw:
+        ticket = flight.Ticket(Ticket(local.config, 0, 1000).content())
+        stream = raw.do_get(ticket, options)
+        stream.read_chunk()
+        time.sleep(3)
+        with pytest.raises(flight.FlightUnauthenticatedError, match="has expired"):
+            stream.read_all()
+
+
+def test_a_ticket_loads_no_module(serve, local, tmp_path):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
+    config = local.config | {"task_module": str(tmp_path / "evil.py")}
+    with flight.connect(address(serve())) as raw:
+        content = json.dumps({"config": config, "first": 3}).encode()
+        (record,) = (chunk.data for chunk in raw.do_get(flight.Ticket(content)))
+    assert_equal(batch_of(record), local[3])
+    assert not (tmp_path / "loaded").exists()
 
 
 def test_parts_are_rows_of_the_batch(remote, local):
@@ -138,7 +176,9 @@ def hostile(config):
         yield changed(**{name: "/etc"}), "no batches depend"
     yield changed(data={**config["data"], "local_dir": "/etc"}), "no batches depend"
     yield changed(data={**config["data"], "x" * 5000: 1}), "no batches depend"
-    for task in ("../x_lm", "/etc/passwd", "a/b_lm", "seqio:x", "hf:x", "", "x=1,y", "\0_lm"):
+    for task in ("../x_lm", "/etc/passwd", "a/b_lm", "seqio:x", "hf:x", "\0_lm", "a,../b_lm"):
+        yield changed(task=task, caches={}), "is no name of a task"
+    for task in ("", "x=1,y"):
         yield changed(task=task, caches={}), ""
     for name, value in (
         ("seed", "x"), ("seed", 1 << 90), ("batch_size", None), ("batch_size", {}), ("task", 5),
