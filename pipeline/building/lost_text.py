@@ -4,19 +4,17 @@ Texts are compared with tokens as the vocabulary normalises them, without white 
 normalisation changes is not lost.
 """
 
-import re
+import ctypes
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.building.rows import sums
+from pipeline.native.library import library, pointer
+from pipeline.tokenizer.fast_tokenizer import buffers
 from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
-
-# Normalisers are slow, and keep the size of ASCII. What follows it may combine with its last one.
-_ASCII = re.compile(rb"[\x00-\x7f]{15,}(?=[\x00-\x7f])")
-_SPACES = b" \t\n\v\f\r"
 
 
 class Sizes(NamedTuple):
@@ -36,25 +34,35 @@ class Lost(NamedTuple):
     rows: int  # number of rows that lost all their text
 
 
-def _normalised(text: str, vocabulary: Vocabulary) -> int:
-    """Returns the UTF-8 bytes of a text as the vocabulary normalises it, without white space."""
-    raw = text.encode()
-    rest = _ASCII.sub(b" ", raw)
-    removed = len(raw.translate(None, _SPACES)) - len(rest.translate(None, _SPACES))
-    words = vocabulary.codec.normalize(rest.decode()).replace(SPACE, " ").split()
-    return removed + len("".join(words).encode())
+def _normalised(text: np.ndarray, vocabulary: Vocabulary) -> int:
+    """Returns the UTF-8 bytes of a text as the vocabulary normalises it, without white space.
+
+    Normalisers are slow, and keep the size of ASCII, which is counted as it is; but what follows it
+    may combine with its last character.
+    """
+    rest, removed = np.empty(len(text), np.uint8), ctypes.c_int64()
+    size = ctypes.c_int64(len(text))
+    kept = library().lost_text_rest(pointer(text), size, pointer(rest), ctypes.byref(removed))
+    words = vocabulary.codec.normalize(rest[:kept].tobytes().decode()).replace(SPACE, " ").split()
+    return removed.value + len("".join(words).encode())
 
 
 def _known(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> dict[int, int]:
     """Returns number -> bytes that known tokens stand for, of the texts with unknown tokens."""
     unknown = vocabulary.special.of_unknown_text
-    if unknown is None or not len(places := np.flatnonzero(tokens == unknown)):
+    if unknown is None:
         return {}
-    ends, sizes = np.cumsum(lengths), vocabulary.piece_bytes
-    return {
-        number: int(sizes[tokens[ends[number] - lengths[number] : ends[number]]].sum())
-        for number in np.unique(np.searchsorted(ends, places, "right")).tolist()
-    }
+    known, sizes = np.empty(len(lengths), np.int64), vocabulary.piece_bytes
+    tokens, lengths = (
+        np.ascontiguousarray(values, kind)
+        for values, kind in ((tokens, np.int32), (lengths, np.int64))
+    )
+    library().lost_text_known(
+        pointer(tokens), pointer(lengths), ctypes.c_int64(len(lengths)), ctypes.c_int32(unknown),
+        pointer(sizes), pointer(known),
+    )  # fmt: skip
+    numbers = np.flatnonzero(known >= 0)
+    return dict(zip(numbers.tolist(), known[numbers].tolist(), strict=True))
 
 
 def of_texts(
@@ -69,9 +77,10 @@ def of_texts(
       lengths: int64 [texts], tokens of each.
     """
     lost = np.zeros(len(texts), np.int64)
+    data, bounds = buffers(texts)
     for number, known in _known(tokens, lengths, vocabulary).items():
-        text = texts[number].as_py()
-        size, own = _normalised(text, vocabulary), len(text.encode())
+        text = data[bounds[number] : bounds[number + 1]]
+        size, own = _normalised(text, vocabulary), len(text)
         lost[number] = round(max(size - known, 0) * min(own / max(size, 1), 1))
     return lost
 

@@ -1,11 +1,16 @@
 """Texts that the vocabulary cannot spell are counted, named, and refused above a limit."""
 
+import ctypes
 import json
+import random
+import re
 import unicodedata
 
+import numpy as np
 import pytest
 
 from pipeline import build
+from pipeline.native.library import library, pointer
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tests.support import small_tokenizers
@@ -191,3 +196,20 @@ def test_a_small_limit_holds(tmp_path, english):
 def test_indented_lines_that_become_spaces_are_named(tmp_path, english, capsys, indent, says):
     run(tmp_path, english, [*TEXTS, f"the house\n{indent}number near\nthe gate"])
     assert ("warning: texts have indented lines" in capsys.readouterr().out) == says
+
+
+def test_long_runs_of_ascii_are_counted_without_the_normaliser():
+    """But for their last byte, with which what follows may combine."""
+    draw, runs = random.Random(0), re.compile(rb"[\x00-\x7f]{15,}(?=[\x00-\x7f])")
+    solid = lambda data: len(data.translate(None, b" \t\n\v\f\r"))  # noqa: E731
+    for _ in range(300):
+        text = b""
+        for _ in range(draw.randrange(5)):
+            size = draw.choice((0, 3, 14, 15, 16, 17, 40, 300))
+            text += bytes(draw.choices(b"a. \t\n\x1c", k=size))
+            text += draw.choice(("", "é", "数")).encode()
+        data, rest = np.frombuffer(text + b"x", np.uint8), np.empty(len(text) + 1, np.uint8)
+        removed, size = ctypes.c_int64(), ctypes.c_int64(len(text))
+        kept = library().lost_text_rest(pointer(data), size, pointer(rest), ctypes.byref(removed))
+        assert rest[:kept].tobytes() == runs.sub(b" ", text)
+        assert removed.value == solid(text) - solid(runs.sub(b" ", text))
