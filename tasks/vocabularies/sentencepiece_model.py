@@ -1,6 +1,7 @@
 """SentencePiece models, read without importing SentencePiece, except to encode and decode."""
 
 import contextlib
+import functools
 import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,8 @@ RELEASES = {OLD_LAW: "sentencepiece<0.2.2", NEW_LAW: "sentencepiece>=0.2.2"}
 _UNIGRAM = 1
 # SentencePiece's text for an unknown piece.
 _UNKNOWN_TEXT = " \u2047 "
+# Models kept in memory: a build loads that of its flags, and its own copy several times.
+_once = functools.lru_cache(maxsize=2)
 
 
 def pieces(model: bytes) -> Pieces:
@@ -54,6 +57,7 @@ def _fields(message: bytes, number: int) -> Iterator[bytes]:
             yield bytes(payload)
 
 
+@_once
 def is_unigram(model: bytes) -> bool:
     """Returns whether a serialized ModelProto is a unigram model, to which LAWS apply."""
     trainer = next(_fields(model, 2), b"")
@@ -67,6 +71,18 @@ def installed() -> tuple[str, str]:
     return version, OLD_LAW if numbers < [0, 2, 2] else NEW_LAW
 
 
+@_once
+def _loaded(model: bytes) -> tuple[Any, tuple[str, ...]]:
+    """Returns a processor of a model, which nobody changes, and its pieces; none if it has none."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor()
+    with contextlib.suppress(RuntimeError):
+        processor.LoadFromSerializedProto(model)
+        return processor, tuple(processor.id_to_piece(list(range(processor.get_piece_size()))))
+    return processor, ()
+
+
 class SentencePieceCodec:
     """SentencePiece with a model; `name` is for messages.
 
@@ -77,13 +93,8 @@ class SentencePieceCodec:
 
     def __init__(self, model: bytes, name: str):
         with extras.needed(name, "pipeline"):
-            import sentencepiece
-        self.processor: Any = sentencepiece.SentencePieceProcessor()
-        count = 0
-        with contextlib.suppress(RuntimeError):
-            self.processor.LoadFromSerializedProto(model)
-            count = self.processor.get_piece_size()
-        if not count:
+            self.processor, self._names = _loaded(model)
+        if not self._names:
             raise UserError(f"{name} is not a SentencePiece model")
 
     def special(self) -> tuple[SpecialIds, bool]:
@@ -95,7 +106,7 @@ class SentencePieceCodec:
 
     def names(self) -> list[str]:
         """Returns the names of all pieces, of which `pieces` makes the same list more slowly."""
-        return self.processor.id_to_piece(list(range(self.processor.get_piece_size())))
+        return [*self._names]
 
     def normalize(self, text: str) -> str:
         return self.processor.normalize(text)
