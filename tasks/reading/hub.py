@@ -8,6 +8,7 @@ huggingface_hub's session and are retried (`retries`).
 import contextlib
 import csv
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Collection, Generator, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 from tasks.reading.corpus import CSV, DIALECT_OPTIONS, NO_QUOTE, VALIDATION, CorpusSpec, SourceFile
 from tasks.reading.splits import VALIDATION_NAMES
-from tasks.storage import retries, store
+from tasks.storage import ranges, retries, store
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
@@ -23,6 +24,7 @@ _TIMEOUT_SECONDS = 30
 # If the Hub has not answered once in this run, the machine probably has no network.
 _FIRST_CONTACT_SECONDS = 30
 _PATHS_PER_REQUEST = 100
+_EXPIRED = (400, 401, 403, 404, 410)  # statuses of an address that was valid for a while
 _TIMEOUTS = ("connect", "read", "write", "pool")
 _TOKEN = "HF_TOKEN (or `hf auth login`)"
 _INSTEAD = "or read local files: --corpus=parquet:FILES"
@@ -194,10 +196,13 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
     return UserError(why)
 
 
-def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
+@functools.lru_cache
+def fetch_from_hub(path: str, size: int, etag: str) -> ranges.Fetch:
     """Returns the Fetch for `hf://datasets/REPOSITORY@COMMIT/PATH`; every response is checked.
 
-    Each range is one request, and none goes to the Hub's rate-limited API.
+    Each range is one request, and none goes to the Hub's rate-limited API. A large file is in
+    another store, to which the Hub redirects the first request; the others go there at once, while
+    that address is valid. What it holds is named by its checksum.
     """
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
@@ -206,11 +211,22 @@ def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
     commit, _, inner = rest.partition("/")
     url = hf_hub_url(name, inner, repo_type="dataset", revision=commit)
 
+    store_url = ""
+
     def fetch(start: int, stop: int) -> Generator[bytes, None, None]:
-        headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}"}
-        headers["Accept-Encoding"] = "identity"
-        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS) as answer:
-            _check_answer(path, size, etag, answer)
+        nonlocal store_url
+        asked = store_url
+        headers = {} if asked else build_hf_headers()
+        headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        stream = get_session().stream
+        with stream("GET", asked or url, headers=headers, timeout=_TIMEOUT_SECONDS) as answer:
+            if asked and answer.status_code in _EXPIRED:
+                store_url = ""
+                yield from fetch(start, stop)
+                return
+            _check_answer(path, size, "" if asked else etag, answer)
+            if answer.history:
+                store_url = str(answer.url)
             if answer.status_code != 206 and start:
                 raise UserError(f"{path} cannot be read: the server does not serve byte ranges")
             left = stop - start

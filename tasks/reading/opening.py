@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from tasks.reading.corpus import Member, SourceFile
-from tasks.storage import files, store
+from tasks.storage import files, ranges, store
 from tasks.storage.paths import local_path
 from tasks.terminal.command_line import UserError
 
@@ -32,12 +32,12 @@ def user_errors(path: str) -> Iterator[None]:
         ) from error
 
 
-def open_file(file: SourceFile, ahead: int = store.REQUEST_BYTES) -> IO[bytes]:
+def open_file(file: SourceFile, ahead: int = ranges.REQUEST_BYTES) -> IO[bytes]:
     """Opens a local or remote file of a corpus, or a member of an archive, for reading and seeking.
 
-    `ahead` is as in `Store.open`. Raises UserError, also while reading, if a remote file has
-    changed or cannot be reached despite retries (for local files, see `unchanged`); OSError if it
-    cannot be opened.
+    `ahead` is as in `Store.open`; with 0, a remote file is a `Ranges`. Raises UserError, also while
+    reading, if a remote file has changed or cannot be reached despite retries (for local files, see
+    `unchanged`); OSError if it cannot be opened.
     """
     path, listed = file.path, (file.bytes, file.etag)
     if isinstance(file, Member):
@@ -48,7 +48,7 @@ def open_file(file: SourceFile, ahead: int = store.REQUEST_BYTES) -> IO[bytes]:
     if path.startswith("hf://"):
         from tasks.reading import hub
 
-        return store.open_ranges(path, file.bytes, hub.fetch_from_hub(path, *listed), ahead)
+        return ranges.open_ranges(path, file.bytes, hub.fetch_from_hub(path, *listed), ahead)
     return store.Store(path).open(listed, ahead)
 
 

@@ -4,19 +4,17 @@ import base64
 import contextlib
 import functools
 import hashlib
-import io
 import logging
 import os
 from collections.abc import Callable, Generator
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, TypeVar
 
 from tasks.storage import retries
 from tasks.storage.paths import is_on_gcs, is_remote, local_path
+from tasks.storage.ranges import REQUEST_BYTES, open_ranges
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
-# Fewest bytes per request: at 100 MB/s, a latency of 50 ms is a third of its time.
-REQUEST_BYTES = 8 << 20
 # Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
 _BLOCK_BYTES = 50 << 20
@@ -26,8 +24,6 @@ CHAIN = "::"  # between the URLs of fsspec's chains
 ARCHIVES = "of an archive, all files are read: give its own path, or unpack it"
 
 Result = TypeVar("Result")
-# Yields the bytes [start, stop) of a file in chunks of any size.
-Fetch = Callable[[int, int], Generator[bytes, None, None]]
 
 
 def filesystem(path: str) -> tuple[Any, str]:
@@ -322,60 +318,3 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
         f"{path} has changed since the corpus was listed ({difference}): restore the file, or "
         "start over in another folder"
     )
-
-
-def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
-    """Opens a file whose ranges `fetch` yields; retries resume at the last byte received.
-
-    `path` is for messages; `ahead` is as in `Store.open`.
-    """
-    raw = _Ranges(path, size, fetch)
-    return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
-
-
-class _Ranges(io.RawIOBase):
-    """A remote file for reading and seeking; reads are short only at the end of the file."""
-
-    _position = 0
-
-    def __init__(self, path: str, size: int, fetch: Fetch):
-        self._path, self._size, self._fetch = path, size, fetch
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def size(self) -> int:
-        """Returns the file's size in bytes; pyarrow calls this."""
-        return self._size
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        start = self._position
-        stop = max(start, min(self._size, start + len(view)))
-
-        def rest() -> None:
-            if self._position == stop:
-                return
-            with contextlib.closing(self._fetch(self._position, stop)) as chunks:
-                for chunk in chunks:
-                    end = self._position + len(chunk)
-                    if end > stop:
-                        raise OSError(f"more bytes than the {stop - start} requested")
-                    view[self._position - start : end - start] = chunk
-                    self._position = end
-            if self._position < stop:
-                raise retries.Truncated(f"{stop - self._position:,} bytes are missing")
-
-        retries.with_retries(self._path, rest, lambda: self._position)
-        return stop - start

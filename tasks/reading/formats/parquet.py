@@ -20,7 +20,7 @@ from tasks.reading.corpus import (
     SourceFile,
 )
 from tasks.reading.formats import tables
-from tasks.storage import files, store
+from tasks.storage import files, ranges
 from tasks.storage.paths import local_path
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Parquet:
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         decoder = self._decoder(corpus, part, batch_documents)
         try:
+            decoder.expect(part.start, part.stop or 0)
             for row, batch in decoder.until(part.stop or 0):
                 first, last = max(part.start - row, 0), min((part.stop or 0) - row, batch.num_rows)
                 if first < last:
@@ -124,6 +125,9 @@ class _Decoder:
         self._ends = list(itertools.accumulate(group.num_rows for group in groups))
         first = bisect.bisect_right(self._ends, start)
         self._batches = _decoded(parquet, spec, self._ends, first, documents)
+        self._parquet, self._wanted = parquet, tables.wanted(spec, parquet.schema_arrow)
+        # Rows before this one are expected; number of parts that were read.
+        self._expected, self._parts = max((end for end in self._ends if end <= start), default=0), 0
         self._row = start  # of the next batch, or earlier in its row group
         self._current: tuple[int, Any] | None = None  # a batch that the next part begins in
 
@@ -135,6 +139,47 @@ class _Decoder:
         """Returns whether `row` is among the rows that are left of the current row group."""
         group = bisect.bisect_right(self._ends, self._row)
         return self._row <= row and group == bisect.bisect_right(self._ends, row)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Lets a remote file fetch what the rows of a part are decoded from.
+
+        A decoder that went on from an earlier part probably goes on to the next ones, too: then it
+        fetches more, in few large requests.
+        """
+        if not isinstance(self.handle, ranges.Ranges):
+            return
+        known, rows = self._expected, max(self._ends, default=0)
+        if self._parts:
+            ahead = rows * ranges.CONNECTIONS * ranges.SPAN_BYTES // max(self._bytes(), 1)
+            stop = known if known > stop + ahead // 2 else min(stop + ahead, rows)
+        self._parts += 1
+        self._expected = max(stop, known)
+        first = bisect.bisect_right(self._ends, known)
+        groups = range(first, min(bisect.bisect_left(self._ends, stop) + 1, len(self._ends)))
+        self.handle.expect(ranges.spans(self._chunks(group, known, stop) for group in groups))
+
+    def _bytes(self) -> int:
+        groups = map(self._parquet.metadata.row_group, range(len(self._ends)))
+        return sum(
+            column.total_compressed_size for each in groups for column in self._columns(each)
+        )
+
+    def _columns(self, group: Any) -> list[Any]:
+        columns = map(group.column, range(group.num_columns))
+        return [column for column in columns if column.path_in_schema in self._wanted]
+
+    def _chunks(self, index: int, start: int, stop: int) -> Iterator[ranges.Span]:
+        """Yields the bytes of a row group's columns that rows are decoded from, as Arrow reads."""
+        group = self._parquet.metadata.row_group(index)
+        row, rows = self._ends[index] - group.num_rows, group.num_rows
+        shares = [min(max(each - row, 0), rows) for each in (start, stop)]
+        for column in self._columns(group) if rows else ():
+            # The dictionary, if there is one, comes first.
+            begin = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+            size = column.total_compressed_size
+            reads = [-(-size * share // (rows * ranges.REQUEST_BYTES)) for share in shares]
+            first, end = (min(size, each * ranges.REQUEST_BYTES) for each in reads)
+            yield begin + first, begin + end
 
     def until(self, stop: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
         """Yields batches up to the one with row stop - 1, each after its first row's number."""
@@ -169,7 +214,7 @@ def _open(handle: IO[bytes], path: str) -> Any:
     """Opens a ParquetFile that reads a little of each column at a time, not whole row groups."""
     import pyarrow.parquet as pq
 
-    ahead = store.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
+    ahead = ranges.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
     try:
         return pq.ParquetFile(handle, pre_buffer=False, buffer_size=ahead)
     except (OSError, ValueError):

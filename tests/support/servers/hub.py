@@ -5,6 +5,7 @@ resolve, with ranges. Point HF_ENDPOINT at `url` before huggingface_hub is impor
 bytes and more are "large": resolve redirects to another server, as the Hub does.
 """
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -34,6 +35,8 @@ class HubServer(QuietServer):
         ("hf_other") sees the repository of a gated data set but not its files.
       faults: the share of requests that fail, chosen at random from `seed`.
       always: a fault of every request for a file below data/, or None.
+      latency: seconds before each answer.
+      bandwidth: bytes per second of a connection, 0 for any number.
     """
 
     def __init__(
@@ -44,9 +47,12 @@ class HubServer(QuietServer):
         seed: int = 0,
         always: str | None = None,
         several: bool = False,
+        latency: float = 0,
+        bandwidth: float = 0,
     ):
         self.folder, self.access, self.faults, self.always = folder, access, faults, always
         self.several = several
+        self.latency, self.bandwidth = latency, bandwidth
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.seen: list[tuple[str, str, str]] = []  # method, path, fault
@@ -73,11 +79,17 @@ class HubServer(QuietServer):
         return chosen
 
 
+@functools.lru_cache
+def _digest(path: pathlib.Path, written: int, kind: str) -> str:
+    return hashlib.new(kind, path.read_bytes()).hexdigest()
+
+
 class _Handler(QuietHandler):
     owner: HubServer
 
     def handle_request(self):
         self.data = self.body()
+        time.sleep(self.owner.latency)
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         self.fault = self.owner.fault(self.command, path)
         if self.fault in ("429", "503", "500"):
@@ -145,40 +157,49 @@ class _Handler(QuietHandler):
         if not path.is_file():
             self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
             return
-        data = path.read_bytes()
-        if len(data) >= LARGE_BYTES and self.command == "GET":
-            tag = hashlib.sha256(data).hexdigest()
-            headers = {"X_Linked_ETag": f'"{tag}"', "X_Linked_Size": str(len(data))}
+        size = path.stat().st_size
+        if size >= LARGE_BYTES and self.command == "GET":
+            tag = _digest(path, path.stat().st_mtime_ns, "sha256")
+            headers = {"X_Linked_ETag": f'"{tag}"', "X_Linked_Size": str(size)}
             # Another host name makes it another server for the client.
             place = f"http://localhost:{self.server.server_port}/large/{self.repository}/{name}"
             self.answer(302, Location=place, X_Repo_Commit=COMMIT, **headers)
         else:
-            self.file(path, hashlib.sha1(data).hexdigest(), X_Repo_Commit=COMMIT)
+            tag = _digest(path, path.stat().st_mtime_ns, "sha1")
+            self.file(path, tag, X_Repo_Commit=COMMIT)
 
     def file(self, path, etag, **headers):
-        data = path.read_bytes()
+        size = path.stat().st_size
         headers["ETag"] = f'"{etag}"'
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if not asked:
-            self.answer(200, data, **headers)
+            self.answer(200, path.read_bytes(), **headers)
             return
-        start, stop = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
+        start, stop = int(asked[1]), min(size, int(asked[2] or size) + 1)
         if start >= stop:
-            self.answer(416, Content_Range=f"bytes */{len(data)}", **headers)
+            self.answer(416, Content_Range=f"bytes */{size}", **headers)
             return
         if self.fault == "short":
             stop -= (stop - start) // 2
-        span = f"bytes {start}-{stop - 1}/{len(data)}"
-        self.answer(206, data[start:stop], Content_Range=span, **headers)
+        span = f"bytes {start}-{stop - 1}/{size}"
+        with path.open("rb") as file:
+            file.seek(start)
+            self.answer(206, file.read(stop - start), Content_Range=span, **headers)
 
     def send_data(self, data):
         if self.fault == "cut off":
             data = data[: len(data) // 2]
             self.close_connection = True
         step = max(1, len(data) // 4) if self.fault == "slow" else len(data) or 1
+        bandwidth, begun = self.owner.bandwidth, time.monotonic()
+        if bandwidth:
+            step = min(step, 1 << 18)
         for start in range(0, len(data), step):
             self.wfile.write(data[start : start + step])
             time.sleep(0.01 if self.fault == "slow" else 0)
+            if bandwidth:
+                due = begun + min(start + step, len(data)) / bandwidth
+                time.sleep(max(0.0, due - time.monotonic()))
 
 
 HubServer.handler = _Handler

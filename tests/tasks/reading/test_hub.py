@@ -73,6 +73,20 @@ def test_a_private_data_set_is_read_with_a_token_and_pinned(hub):
     assert json.loads(pinned.stdout)[0] == record
 
 
+def test_row_groups_are_read_ahead_across_pieces_despite_faults(with_hub, folder):
+    texts = [f"{number} " * 100 for number in range(900)]
+    table = pa.table({"other": texts, "text": texts, "id": [str(n) for n in range(900)]})
+    path = folder / "data/train.parquet"
+    pq.write_table(table, path, row_group_size=200, use_dictionary=False, compression=None)
+    with HubServer(folder, faults=0.2) as server:
+        done = with_hub(server.url, "-c", READ, "hf:an/owner?validation=0", token=TOKEN)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)[1]
+    assert rows == [["train", str(number), text, None] for number, text in enumerate(texts)]
+    asked = [path for _, path, fault in server.seen if "train.parquet" in path and not fault]
+    assert len(asked) < 40  # 5 row groups of two columns, in 17 pieces
+
+
 def read_hub(hub, corpus="hf:an/owner?validation=0"):
     done = hub("-c", READ, corpus, token=TOKEN)
     assert done.returncode == 0, done.stderr

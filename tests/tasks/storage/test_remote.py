@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from tasks.reading import sources
-from tasks.storage import retries, store
+from tasks.storage import ranges, retries, store
 from tasks.terminal.command_line import UserError
 
 DATA = bytes(range(256)) * 100
@@ -36,7 +36,7 @@ def test_a_file_is_read_exactly_despite_faults(seed):
             yield DATA[start : start + size]
             start += size
 
-    with store.open_ranges("a", len(DATA), fetch, 1000) as file:
+    with ranges.open_ranges("a", len(DATA), fetch, 1000) as file:
         for _ in range(30):
             place, size = chance.randrange(len(DATA) + 50), chance.randrange(3000)
             file.seek(place)
@@ -159,3 +159,61 @@ def test_an_object_that_is_decompressed_on_its_way_is_named(gcs):
     for listed in (None, (len(packed), "")):
         with pytest.raises(UserError, match=r"a\.jsonl has Content-Encoding: gzip, .* end in \.gz"):
             store.Store("gs://bucket/a.jsonl").open(listed).read()
+
+
+def serve(asked):
+    def fetch(start, stop):
+        asked.append((start, stop))
+        yield DATA[start:stop]
+
+    return fetch
+
+
+def test_expected_spans_are_fetched_before_they_are_read_and_once():
+    asked = []
+    with ranges.open_ranges("a", len(DATA), serve(asked), 0) as file:
+        spans = [(at, at + 100) for at in range(1000, 2000, 100)]
+        file.expect(spans)
+        file._asked[spans[0]].result()
+        assert asked  # nothing was read
+        for at in (1500, 1000):  # two readers side by side
+            file.seek(at)
+            assert file.read(400) == DATA[at : at + 400]
+        file.seek(900)
+        assert file.read(100) == DATA[900:1000]  # what is not expected is asked for
+        for at, size in ((1400, 100), (1900, 20_000)):
+            file.seek(at)
+            assert file.read(size) == DATA[at : at + size]
+    assert sorted(asked) == sorted([*spans, (900, 1000), (2000, 21_900)])
+
+
+def test_few_spans_are_held():
+    asked = []
+    with ranges.open_ranges("a", len(DATA), serve(asked), 0) as file:
+        file.expect([(at, at + 100) for at in range(0, 20_000, 100)])
+        for span in [*file._asked]:
+            file._asked[span].result()
+        assert len(asked) == ranges.CONNECTIONS + 1
+
+
+def test_a_fault_of_an_expected_span_is_raised_where_it_is_read():
+    def fetch(start, stop):
+        raise UserError("gone")
+        yield b""
+
+    with ranges.open_ranges("a", len(DATA), fetch, 0) as file:
+        file.expect([(0, 100)])
+        with pytest.raises(UserError, match="gone"):
+            file.read(10)
+
+
+def test_spans_share_what_is_read_among_connections_in_the_order_of_reading():
+    mb = 1 << 20
+    assert ranges.spans([[(5, 100), (200, 300)]]) == [(5, 100), (200, 300)]
+    assert ranges.spans([[(5, 100)], [(100, 300)]]) == [(5, 300)]
+    two = [(0, 40 * mb), (40 * mb, 80 * mb)]  # of one row group, side by side
+    found = ranges.spans([two])
+    assert sorted(found)[0][0] == 0
+    assert sum(stop - start for start, stop in found) == 80 * mb
+    assert all(stop - start <= ranges.SPAN_BYTES for start, stop in found)
+    assert [start >= 40 * mb for start, _ in found[:4]] == [False, True, False, True]
