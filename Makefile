@@ -11,7 +11,7 @@ DEMO := demo
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-wheel test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers fuzz-configs chaos chaos-train chaos-follow chaos-recipe benchmark measure check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-wheel test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers fuzz-configs chaos chaos-train chaos-follow chaos-recipe benchmark measure rehearse-measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -190,6 +190,11 @@ $(VENV)/.$(DEVICE): pyproject.toml constraints.txt $(NATIVE)
 measure: $(VENV)/.$(DEVICE) ## on a GPU or TPU: measure kernels, bits and steps, and write docs/benchmarks.md
 	JAX_PLATFORMS= $(BIN)/python -m benchmarks.measure --output=$(DEMO)/measured \
 	    --page=docs/benchmarks.md $(MEASURE_FLAGS)
+
+rehearse-measure: $(VENV)/.dev ## the parts of `make measure` with tiny models on this machine's CPU
+	@mkdir -p $(DEMO) && cp docs/benchmarks.md $(DEMO)/rehearsed.md
+	$(BIN)/python -m benchmarks.measure --rehearse --output=$(DEMO)/rehearsed \
+	    --page=$(DEMO)/rehearsed.md $(MEASURE_FLAGS)
 
 check: $(VENV)/.peers $(VENV)/.lint ## check lint, format, types and container files
 	$(BIN)/ruff check .

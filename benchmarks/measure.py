@@ -12,6 +12,9 @@ is not measured again, so an interrupted command goes on:
 - each preset: seconds of a step; the same step by transformers' T5, if PyTorch finds the device,
   and by T5X, if `--t5x` gives its sources.
 
+`--rehearse` makes the same parts with one narrow layer in each stack and short rows, so that the
+whole command can be tried on a CPU before a device costs money; the section says so.
+
 A process has the device to itself: JAX keeps a GPU's memory, and a TPU serves one process alone.
 Nothing on the page is changed if a part fails.
 """
@@ -47,9 +50,28 @@ _DEVICE, _KERNELS, _BITS = "device", "kernels", "bits"
 _TRANSFORMERS, _T5X = "transformers", "t5x"
 # Fused attention may be this many times as far from float32 as products written out.
 _FURTHER = 1.5
+_VERBS = {False: "Measured", True: "Rehearsed"}
+_REHEARSAL = "One narrow layer in each stack and short rows: times say nothing."
 _NOT_INSTALLED = "not installed"
 _SOFTWARE = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
 _ROUNDS, _STEPS, _UPDATES = 5, 4, 10
+# A rehearsal's models, and what it divides lengths by; a rehearsal has few rows.
+_NARROW = (
+    *("--model.vocab_size=512", "--model.emb_dim=64", "--model.num_heads=2"),
+    *("--model.head_dim=32", "--model.mlp_dim=128"),
+)
+_SHORTER, _FEW = 8, 2
+# Expected seconds on one H100: the start of a process; a compilation, and its share of each layer
+# (processor seconds of XLA's compiler for GPUs, without autotuning); and each preset's step as
+# planned (docs/benchmarks.md). transformers' step is taken to be three times as long.
+_START, _COMPILE, _LAYER = 10, 12, 1.5
+_PLANNED = {
+    "t5_1_1_tiny": 0.01,
+    "t5_1_1_small": 0.02,
+    "t5_1_1_base": 0.06,
+    "t5_1_1_large": 0.06,
+    "lm_1b": 0.06,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +82,9 @@ class Flags:
     page: str | None = field(None, "page of Markdown whose section on this device is written")
     presets: tuple[str, ...] = field(tuple(SIZES)[1:], "presets whose steps are measured")
     rows: int | None = field(None, "rows a device, instead of each preset's", rule=at_least(1))
+    rehearse: bool = field(
+        False, "make every part with one narrow layer and short rows, to try the command on a CPU"
+    )
     t5x: str | None = field(None, "T5X's source folders, separated by colons")
     t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies")
     part: str | None = field(
@@ -85,11 +110,15 @@ def run(flags: Flags) -> None:
     folder = pathlib.Path(flags.output)
     folder.mkdir(parents=True, exist_ok=True)
     asked = {**_in_own_process(flags, _DEVICE), "commit": _commit(), "rows": flags.rows}
+    asked["rehearsed"] = flags.rehearse
     asked |= {name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     beside = [_TRANSFORMERS, *[_T5X] * bool(flags.t5x)]
     parts = [_KERNELS, _BITS]
     for preset in flags.presets:
         parts += [preset, *(f"{preset}.{other}" for other in beside)]
+    print(
+        f"on an H100 about {expected_seconds(parts) / 60:.0f} minutes", file=sys.stderr, flush=True
+    )
     results = {}
     for part in parts:
         path = folder / f"{part}.json"
@@ -115,8 +144,10 @@ def section(results: dict[str, dict[str, Any]]) -> str:
     """Returns the section of a page on measured parts, by name."""
     first = next(iter(results.values()))
     lines = [
-        f"## Measured on {first['devices']} x {first['kind']}",
+        f"## {_VERBS[first['rehearsed']]} on {first['devices']} x {first['kind']}",
         "",
+        *["A rehearsal with one narrow layer in each stack: times say nothing."]
+        * first["rehearsed"],
         f"At commit {first['commit']} by `make measure`, bfloat16, Adafactor, without dropout.",
         f"Kernels: {results[_KERNELS]['text']}. Bits: {results[_BITS]['text']}.",
         "",
@@ -158,7 +189,7 @@ def _in_own_process(flags: Flags, part: str, known: dict[str, Any] | None = None
     words = [f"--part={part}"]
     if known:
         words += [f"--{name}={known[name]}" for name in ("devices", "platform")]
-    words += [f"--rows={flags.rows}"] * bool(flags.rows)
+    words += [f"--rows={flags.rows}"] * bool(flags.rows) + ["--rehearse"] * flags.rehearse
     if flags.t5x:
         words += [f"--t5x={flags.t5x}", f"--t5x_python={flags.t5x_python}"]
     # A part that outlived this process would keep the device.
@@ -181,13 +212,42 @@ def _measured(flags: Flags, part: str) -> dict[str, Any]:
     if preset not in SIZES or other not in ("", _TRANSFORMERS, _T5X):
         raise UserError(f"--part={part}: there is no such part")
     rows, *lengths = SIZES[preset]
+    narrow: list[str] = []
+    if flags.rehearse:
+        rows, lengths = _FEW, [length // _SHORTER for length in lengths]
+        narrow = [*_NARROW, *(f"--model.{name}=1" for name in _layers(preset))]
     rows = flags.rows or rows
+    config = _config(preset, rows * flags.devices, *narrow)
     if not other:
-        return _step(preset, rows, *lengths)
-    config = _config(preset, rows * flags.devices)
+        return _step(config, *lengths)
     if other == _T5X:
         return _by_t5x(flags, config, *lengths)
     return {"text": _by_transformers(flags, config, *lengths)}
+
+
+def _layers(preset: str) -> dict[str, int]:
+    """Returns the layers of each stack that a preset has, by field."""
+    model = _config(preset, 1).model
+    found = {name: getattr(model, name) for name in ("num_encoder_layers", "num_decoder_layers")}
+    return {name: layers for name, layers in found.items() if layers}
+
+
+def expected_seconds(parts: list[str]) -> float:
+    """Returns how long parts are expected to take on one H100; T5X's are not known."""
+    total = 0.0
+    for part in parts:
+        preset, _, other = part.partition(".")
+        steps = 1 + _ROUNDS * _STEPS
+        if part in (_KERNELS, _BITS):
+            total += _START + (3 if part == _KERNELS else 2) * (_COMPILE + 4 * _LAYER)
+        elif other == _T5X:
+            continue
+        elif other == _TRANSFORMERS:
+            total += _START + 3 * steps * _PLANNED[preset]
+        else:
+            layers = sum(_layers(preset).values())
+            total += _START + _COMPILE + layers * _LAYER + steps * _PLANNED[preset]
+    return total
 
 
 def _device() -> dict[str, Any]:
@@ -306,7 +366,7 @@ def _bits() -> dict[str, Any]:
     return {"text": text, "failed": not same}
 
 
-def _step(preset: str, rows: int, *lengths: int) -> dict[str, Any]:
+def _step(config: Config, *lengths: int) -> dict[str, Any]:
     import jax
 
     from benchmarks.step import Ours
@@ -316,8 +376,7 @@ def _step(preset: str, rows: int, *lengths: int) -> dict[str, Any]:
 
     determinism.set_flags(True)
     jax.config.update("jax_enable_compilation_cache", False)
-    rows *= jax.device_count()
-    config = _config(preset, rows)
+    rows = config.batch_size
     ours = Ours(config, *lengths)
     seconds = min(ours.seconds(_STEPS)[0] / _STEPS for _ in range(_ROUNDS))
     peak = peak_flops(jax.devices()[0].device_kind)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks import t5x
+from benchmarks import measure, t5x
+from benchmarks.measure import SIZES, expected_seconds
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
 from trainer.config.from_flags import build_config
@@ -62,3 +63,44 @@ def test_what_a_device_does_is_measured_once_and_written_to_a_page(tmp_path):
     assert again.returncode == 0
     assert ": measuring" not in again.stderr
     assert page.read_text() == text
+
+
+def test_a_measurement_of_an_h100_is_expected_to_take_less_than_ten_minutes():
+    parts = ["kernels", "bits", *[*SIZES][1:], *(f"{name}.transformers" for name in [*SIZES][1:])]
+    assert 60 < expected_seconds(["kernels"]) < expected_seconds(parts) < 600
+
+
+def test_a_rehearsal_cut_at_any_part_measures_each_once_and_writes_every_row(tmp_path, monkeypatch):
+    page, measured = tmp_path / "page.md", []
+    page.write_text("# Page\n")
+    presets = [*SIZES][1:]
+    parts = ["kernels", "bits"]
+    parts += [f"{preset}{beside}" for preset in presets for beside in ("", ".transformers")]
+
+    def one_more(flags, part, known=None):
+        """Stands in for the process of a part; each command is cut at its second one."""
+        if part == "device":
+            measured.append([])
+            return {"devices": 1, "platform": "cpu", "kind": "cpu"}
+        if len(measured[-1]) == 1:
+            raise KeyboardInterrupt
+        measured[-1].append(part)
+        row = {"row": f"2 x (64, 14) | 1.0 | unknown | {len(measured)}"} if part in presets else {}
+        return {"text": f"{part} took 1 ms", **row}
+
+    monkeypatch.setattr(measure, "_in_own_process", one_more)
+    command = ["--rehearse", f"--output={tmp_path / 'measured'}", f"--page={page}"]
+    for _ in parts[:-1]:
+        with pytest.raises(KeyboardInterrupt):
+            measure.main(command)
+        assert page.read_text() == "# Page\n"
+    measure.main(command)
+    assert measured == [[part] for part in parts]
+    text = page.read_text()
+    assert "## Rehearsed on 1 x cpu" in text
+    rows = re.findall(r"^\| `(\w+)` \| .* \| transformers (\S+) took", text, re.MULTILINE)
+    assert rows == [(preset, f"{preset}.transformers") for preset in presets]
+    # A measurement is no rehearsal.
+    with pytest.raises(KeyboardInterrupt):
+        measure.main(command[1:])
+    assert measured[-1] == parts[:1]
