@@ -1,6 +1,7 @@
 """Compiles a run's programs ahead of time and reads how much memory and time they need."""
 
 import dataclasses
+import functools
 import re
 import time
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from trainer.annexes.planning.kernels import kernels
 from trainer.annexes.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
 from trainer.annexes.planning.planned_run import Subject
 from trainer.annexes.planning.schedules import Scheduled, Schedules
-from trainer.annexes.planning.timing import Timing, timing
+from trainer.annexes.planning.timing import Optimized, Timing
 from trainer.config.mesh import AXES
 from trainer.data.run import Run
 from trainer.engine.compiled_programs import check_options
@@ -76,11 +77,15 @@ class TooLarge(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled program; `timing` is None where the backend estimates no time."""
+    """A compiled program; `timing` is None where the backend estimates no time.
+
+    `optimized` can be timed again at other rates.
+    """
 
     memory: Memory
     timing: Timing | None
     seconds: float
+    optimized: Optimized | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +130,18 @@ class Plan:
     def step(self) -> float | None:
         """Estimated seconds of a step; None if unknown."""
         return self.train.timing.step if self.train.timing else None
+
+    @functools.cached_property
+    def expected(self) -> tuple[float, float] | None:
+        """Seconds of a step between which a measurement is expected; None if unknown.
+
+        They are unknown on devices for which no calibration is known.
+        """
+        chip, optimized = self.target.chip, self.train.optimized
+        if not chip or not optimized or not chip.calibration.rows:
+            return None
+        step, found = optimized.timing(chip, chip.rates).step, chip.calibration
+        return step * found.least, step * found.largest
 
     @property
     def least(self) -> float | None:
@@ -261,11 +278,13 @@ def _compiled(
             ) from error
         raise UserError(f"the compiler for {target.name} gives up: {first}") from error
     module = module_of(compiled, target)
-    times = None
+    times = optimized = None
     if target.chip:
         places = [place_of(device) for device in program.mesh.devices.flat]
         cores = getattr(target.devices[0], "num_cores", None) or 1
         scheduled = target.schedules.read(module) if target.schedules else Scheduled()
         found = kernels(traced.jaxpr.jaxpr)
-        times = timing(module, target.chip, places, found, scheduled, cores)
-    return Compiled(memory(compiled, module, held, vocab_size), times, time.monotonic() - begin)
+        optimized = Optimized(module, places, found, scheduled, cores)
+        times = optimized.timing(target.chip)
+    held_by = memory(compiled, module, held, vocab_size)
+    return Compiled(held_by, times, time.monotonic() - begin, optimized)

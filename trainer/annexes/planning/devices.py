@@ -30,6 +30,38 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rates:
+    """The shares of a data sheet's figures that programs reach.
+
+    Attributes:
+      products: of the peak, in products; a TPU's schedules take longer by the same factor.
+      memory: of the HBM's bandwidth.
+      links: of the bandwidth that collectives are booked at.
+      kernels: of a GPU's peak, in Pallas kernels.
+    """
+
+    products: float = 1.0
+    memory: float = 1.0
+    links: float = 1.0
+    kernels: float = 1.0
+
+
+PEAK = Rates()
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """The least and the largest ratio of measured to expected time, over `rows` published steps.
+
+    Source: `python -m benchmarks.calibrate`.
+    """
+
+    least: float
+    largest: float
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Chip:
     """A generation of TPU chips.
 
@@ -46,6 +78,7 @@ class Chip:
       largest: number of chips along each axis of the largest slice.
       config: the compiler's name for the layout with one JAX device per chip.
       matrix_unit: rows and columns of an MXU.
+      rates: what programs reach of these figures.
     """
 
     kind: str
@@ -60,10 +93,12 @@ class Chip:
     largest: tuple[int, ...]
     config: str = "default"
     matrix_unit: int = 128
+    rates: Rates = PEAK
 
     # Where times come from, and the unit of the price.
     basis = "lower bounds from the compiler's schedules"
     unit = "chip"
+    calibration = Calibration(1.0, 1.0, 0)
     # Source and date of the prices below.
     prices = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of June 2025"
 

@@ -161,7 +161,7 @@ def parse(text: str) -> Module:
         raise ValueError("the text of the program has no entry computation")
     first = text.partition("\n")[0]
     donated = re.findall(r"\{(\d+)\}: \(\d+, \{[^}]*\}, (?:may|must)-alias\)", first)
-    return Module(MappingProxyType(computations), entry, frozenset(map(int, donated)))
+    return Module(computations, entry, frozenset(map(int, donated)))
 
 
 def arrays(shape: str) -> tuple[Array, ...]:

@@ -175,6 +175,7 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
             f"{plan.step * 1e3:,.1f} ms a step{floor}{mfu}, {plan.tokens_per_second:,.0f} tokens a "
             f"second and {plan.target.chip.unit if plan.target.chip else 'device'}",
         )
+        yield from _expected(plan)
         hours, dollars, origin = _bill(plan, price)
         cost = f", ${dollars:,.2f}" if dollars is not None else ""
         yield (
@@ -197,6 +198,20 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
     yield "compiled", f"in {seconds:,.0f} s"
     if plan.step:
         yield "", _honest(plan)
+
+
+def _expected(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yields the times between which calibration expects a step and the run."""
+    if not plan.expected or not plan.target.chip or not plan.step:
+        return  # nothing was measured on such devices, or nothing is planned
+    chip, (low, high) = plan.target.chip, plan.expected
+    hours = _bill(plan, None)[0] / plan.step
+    yield (
+        "expected",
+        f"{low * 1e3:,.1f} to {high * 1e3:,.1f} ms a step, {low * hours:,.1f} to "
+        f"{high * hours:,.1f} h in all, by {chip.calibration.rows} steps that others measured on "
+        f"{chip.unit}s",
+    )
 
 
 def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
@@ -236,6 +251,7 @@ def _values(plan: Plan, price: float | None) -> dict[str, Any]:
         "flops": plan.flops,
         "flops_with_half_of_causal_attention": plan.flops_halved,
         "step_seconds": plan.step,
+        "expected_seconds": plan.expected,
         "floor_seconds": plan.floor,
         "mfu": plan.mfu,
         "mfu_with_half_of_causal_attention": plan.mfu_halved,

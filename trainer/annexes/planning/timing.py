@@ -19,7 +19,14 @@ import itertools
 
 from trainer.annexes.planning import time_by_part
 from trainer.annexes.planning.collectives import NETWORK, Found, collectives_of
-from trainer.annexes.planning.devices import Chip, Place, sent_bytes, slice_shape
+from trainer.annexes.planning.devices import (
+    PEAK,
+    Chip,
+    Place,
+    Rates,
+    sent_bytes,
+    slice_shape,
+)
 from trainer.annexes.planning.gpus import Gpu
 from trainer.annexes.planning.hlo import Instruction, Module
 from trainer.annexes.planning.kernels import Kernel, kernel_of
@@ -99,6 +106,27 @@ class Timing:
         return kinds
 
 
+@dataclasses.dataclass(frozen=True)
+class Optimized:
+    """A compiled program, and what its time depends on besides the chip.
+
+    `module` is optimised; `traced` are the traced program's Pallas kernels. `places` are in mesh
+    order. A device's `cores` share the groups of a kernel's grid.
+    """
+
+    module: Module
+    places: list[Place]
+    traced: list[Kernel]
+    scheduled: Scheduled
+    cores: int = 1
+
+    def timing(self, chip: Chip | Gpu, rates: Rates = PEAK) -> Timing:
+        """Returns the time of one step on a chip that reaches these rates."""
+        return timing(
+            self.module, chip, self.places, self.traced, self.scheduled, self.cores, rates
+        )
+
+
 def timing(
     module: Module,
     chip: Chip | Gpu,
@@ -106,13 +134,10 @@ def timing(
     traced: list[Kernel],
     scheduled: Scheduled,
     cores: int = 1,
+    rates: Rates = PEAK,
 ) -> Timing:
-    """Returns the time of one step of a program.
-
-    `module` is optimised; `traced` are the traced program's Pallas kernels. `places` are in mesh
-    order. A device's `cores` share the groups of a kernel's grid.
-    """
-    walk = _Walk(module, chip, places, traced, scheduled, cores)
+    """Returns the time of one step of a program; see `Optimized`."""
+    walk = _Walk(module, chip, places, traced, scheduled, cores, rates)
     walk.run(module.entry, 1)
     found = list(walk.kernels.values())
     schedules = not isinstance(chip, Gpu)
@@ -196,13 +221,15 @@ class _Walk:
         traced: list[Kernel],
         scheduled: Scheduled,
         cores: int,
+        rates: Rates,
     ):
         self._module, self._chip, self._places = module, chip, places
+        self._rates, self._memory = rates, chip.memory_bandwidth * rates.memory
         self._traced, self._scheduled, self._cores = traced, scheduled, cores
         self._worker = Worker(module)
         self._shape = slice_shape(places)
         self._slices = len({place.slice for place in places})
-        self._peak = peak_flops(chip.kind)
+        self._peak = (peak_flops(chip.kind) or 0.0) * rates.products
         self.seconds: dict[str, float] = dict.fromkeys(time_by_part.PARTS, 0.0)
         self.estimated: dict[str, float] = dict.fromkeys(time_by_part.PARTS, 0.0)
         self.collectives: list[Collective] = []
@@ -223,7 +250,7 @@ class _Walk:
                 if piece.key not in under_way:
                     under_way[piece.key] = self._started(piece, machine, times)
             if size := copied(each):
-                copies[each.name] = machine.memory.start(size / self._chip.memory_bandwidth)
+                copies[each.name] = machine.memory.start(size / self._memory)
             elif each.opcode in _COPIED and each.operands[0] in copies:
                 waited = machine.wait(machine.memory, copies[each.operands[0]])
                 self.seconds[time_by_part.COPIES] += waited * times
@@ -255,6 +282,7 @@ class _Walk:
                 pairs = [(places[sender], places[receiver]) for sender, receiver in piece.pairs]
                 seconds = chip.seconds_of_permutation(sent, pairs, self._shape)
             queue = machine.links
+        seconds /= self._rates.links
         collective = Collective(kind, sent, seconds, times)
         self.collectives.append(collective)
         return collective, queue, queue.start(seconds)
@@ -272,11 +300,11 @@ class _Walk:
         """Books the own work of an instruction."""
         part, chip = time_by_part.part_of(each.op_name), self._chip
         work = self._worker.work(name, each)
-        moving = work.bytes / chip.memory_bandwidth
+        moving = work.bytes / self._memory
         if isinstance(chip, Gpu):
             self._launch(part, each, work, moving, machine, times)
             return
-        clock = chip.clock
+        clock = chip.clock * self._rates.products
         if each.target == PALLAS:
             cycles = self._run_kernel(each, work, times)
             estimate = max(cycles / clock, moving)
@@ -303,11 +331,12 @@ class _Walk:
         assert isinstance(self._chip, Gpu)
         if not work.bytes:
             return
-        flops = work.flops
+        flops: float = work.flops
         if each.target == TRITON:
             self._run_kernel(each, work, times)
             if kernel := kernel_of(each, self._traced):
-                flops, moving = kernel.flops, kernel.bytes / self._chip.memory_bandwidth
+                multiplied = kernel.flops / self._rates.kernels * self._rates.products
+                flops, moving = multiplied, kernel.bytes / self._memory
         seconds = max(moving, flops / self._peak if self._peak else 0.0)
         self.seconds[part] += seconds * times
         self.seconds[time_by_part.LAUNCHES] += self._chip.launch * times

@@ -4,7 +4,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer.annexes.planning import hlo, time_by_part
-from trainer.annexes.planning.devices import Place
+from trainer.annexes.planning.devices import Place, Rates
 from trainer.annexes.planning.gpus import GPUS, GpuHosts
 from trainer.annexes.planning.kernels import Kernel
 from trainer.annexes.planning.schedules import Scheduled
@@ -60,6 +60,10 @@ def test_a_kernel_takes_the_products_that_it_says():
     found = timed(TRITON, traced=[kernel])
     assert found.seconds[time_by_part.ATTENTION] == pytest.approx(10**12 / PEAK)
     assert [(each.name, each.times) for each in found.kernels] == [("attention_query", 1)]
+    text = f"HloModule m\n\nENTRY %main (p: f32[1]) -> f32[1] {{\n  %p = {MATRIX} parameter(0)\n"
+    module = hlo.parse(f"{text}  {TRITON}\n}}\n")
+    slow = timing(module, H100, PLACES, [kernel], Scheduled(), rates=Rates(0.8, kernels=0.4))
+    assert slow.seconds[time_by_part.ATTENTION] == pytest.approx(10**12 / PEAK / 0.4)
     plain = timed(TRITON, traced=[kernel._replace(flops=0)])
     assert plain.seconds[time_by_part.ATTENTION] == pytest.approx(32 * MIB / H100.memory_bandwidth)
 

@@ -14,7 +14,8 @@ from tests.support.words import changed
 from tests.trainer.conftest import assert_one_line
 from trainer.annexes.planning import compiled, page, plan, search
 from trainer.annexes.planning.compiled import TooLarge, compile_plan, local_target
-from trainer.annexes.planning.devices import Topology
+from trainer.annexes.planning.devices import Calibration, Place, Rates, Topology
+from trainer.annexes.planning.gpus import GPUS, Gpu
 from trainer.annexes.planning.planned_run import subject
 from trainer.config.from_flags import build_config
 
@@ -44,6 +45,24 @@ def test_the_page_of_this_machine(capsys):
     assert "each host reads 8 rows" in page
     assert len(page.splitlines()) < 40
     assert max(map(len, page.splitlines())) <= 120
+
+
+def test_the_page_says_between_which_times_a_step_is_expected(monkeypatch):
+    monkeypatch.setattr(compiled, "place_of", lambda device: Place(0, (0, device.id)))
+    chip = dataclasses.replace(GPUS["h100"], rates=Rates(memory=0.5))
+    monkeypatch.setattr(Gpu, "calibration", Calibration(1.5, 2.0, 7))
+    made = compile_plan(tiny(), dataclasses.replace(local_target(), chip=chip), evaluation=False)
+    slow = made.train.optimized.timing(chip, chip.rates).step
+    assert made.step < slow
+    assert made.expected == pytest.approx((1.5 * slow, 2 * slow))
+    low, high = (f"{seconds * 1e3:,.1f}" for seconds in made.expected)
+    (line,) = (each for each in page.page(made).splitlines() if each.startswith("expected"))
+    assert f"{low} to {high} ms a step" in line
+    assert "by 7 steps that others measured on GPUs" in line
+    assert json.loads(page.as_json(made))["expected_seconds"] == [*made.expected]
+    alone = compile_plan(tiny(), local_target(), evaluation=False)
+    assert alone.expected is None
+    assert "expected" not in page.page(alone)
 
 
 def test_json_adds_up_and_lengths_are_the_tasks(capsys):

@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.annexes.planning import hlo, time_by_part
-from trainer.annexes.planning.devices import CHIPS, Place
+from trainer.annexes.planning.devices import CHIPS, Place, Rates
 from trainer.annexes.planning.schedules import Scheduled
 from trainer.annexes.planning.timing import timing
 from trainer.annexes.planning.work import Work, Worker
@@ -38,6 +38,7 @@ NEGATE = (
     f"%negated (x: f32[1024,1024]) -> f32[1024,1024] {{\n  %x = {MATRIX} parameter(0)\n"
     f"  ROOT %n = {MATRIX} negate(%x)\n}}\n"
 )
+GATHER = "%a = f32[4096,1024]{1,0:T(8,128)} all-gather(%p), replica_groups={}, dimensions={0}"
 FUSION = f"%f = {MATRIX} fusion(%p), kind=kLoop, calls=%negated"
 
 
@@ -52,6 +53,24 @@ def test_the_longest_of_schedule_bytes_and_products_counts():
     assert timed(product).step == pytest.approx(max(2 * 1024**3 / PEAK, bytes_take))
     assert timed(product).unread == 1
     assert timed(product, d=1).unread == 0
+
+
+def test_rates_stretch_what_they_are_of():
+    moved, gathered = program([FUSION], NEGATE), program([GATHER])
+    products = program([f"%d = {OWN} dot(%p, %p), lhs_contracting_dims={{1}}"])
+
+    def stretched(module, cycles=None, **rates):
+        """Returns how many times as long the program takes at these rates."""
+        at = {"scheduled": Scheduled({}, cycles or {})}
+        slow = timing(module, CHIP, PLACES, [], **at, rates=Rates(**rates)).step
+        return slow / timing(module, CHIP, PLACES, [], **at).step
+
+    assert stretched(moved, memory=0.5) == pytest.approx(2)
+    assert stretched(moved, products=0.5, links=0.5) == pytest.approx(1)
+    assert stretched(moved, {"f": 10**6}, products=0.5) == pytest.approx(2)
+    assert stretched(products, products=0.5) == pytest.approx(2)
+    assert stretched(gathered, links=0.5) == pytest.approx(2)
+    assert stretched(gathered, products=0.5) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("number", [1, 2, 8])
