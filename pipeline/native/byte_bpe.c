@@ -162,7 +162,7 @@ EXPORT Encoder *byte_bpe_new(const Rules *rules) {
   e->rules = *rules;
   for (int byte = 0; byte < 256; byte++) e->refuses |= rules->begins[byte];
   bool wide = rules->ids > 1 << 16;
-  if (word_memo_make(&e->memo, rules->memo_bytes, wide) && make_pairs(e) &&
+  if (word_memo_make(&e->memo, rules->memo_bytes, wide, 0) && make_pairs(e) &&
       reserve_word(e, WORD_BYTES) && reserve_text(e, 1 << 16))
     return e;
   byte_bpe_free(e);
@@ -319,12 +319,12 @@ static __attribute__((noinline)) i32 *encode_other(Encoder *e, const u8 *word, i
   i64 count = ids_of_word(e, word, length);
   if (count < 0) return NULL;
   memcpy(out, e->ids, (size_t)count * sizeof(i32));
-  if (length <= WORD_BYTES) word_memo_store(&e->memo, key, hash, word, length, e->ids, count);
+  if (length <= WORD_BYTES)
+    word_memo_store(&e->memo, key, hash, word, length, e->ids, count, e->memo.most);
   return out + count;
 }
 
-// Appends the ids of the words between places[0], places[1] … places[count]; `wide` is the memo's.
-INLINE i32 *encode_words(Encoder *e, const u8 *text, const u32 *places, i64 count, bool wide,
+INLINE i32 *encode_some(Encoder *e, const u8 *text, const u32 *places, i64 count, bool wide,
                          i32 *out) {
   Key keys[AHEAD];
   const WordEntry *lines[AHEAD];
@@ -349,40 +349,26 @@ INLINE i32 *encode_words(Encoder *e, const u8 *text, const u32 *places, i64 coun
   return out;
 }
 
-static i32 *encode_narrow(Encoder *e, const u8 *text, const u32 *places, i64 count, i32 *out) {
-  return encode_words(e, text, places, count, false, out);
-}
-
-static i32 *encode_wide(Encoder *e, const u8 *text, const u32 *places, i64 count, i32 *out) {
-  return encode_words(e, text, places, count, true, out);
-}
-
-// Writes at + i for each bit i of `bits`, in groups whose number is easier to predict than the
-// number of bits; returns the number of bits.
-INLINE i64 write_places(u64 bits, u32 at, u32 *places) {
-  i64 count = __builtin_popcountll(bits);
-  for (i64 first = 0; first < count; first += 8)
-    for (int i = 0; i < 8; i++, bits &= bits - 1)
-      places[first + i] = at + (u32)__builtin_ctzll(bits | 1ull << 63);
-  return count;
+// Appends the ids of the words between places[0], places[1] … places[count].
+static i32 *encode_words(Encoder *e, const u8 *text, const u32 *places, i64 count, i32 *out) {
+  return e->memo.wide ? encode_some(e, text, places, count, true, out)
+                      : encode_some(e, text, places, count, false, out);
 }
 
 // Appends the ids of text whose words begin at the bits of e->starts.
 static i32 *encode_text(Encoder *e, const u8 *text, i64 size, i32 *out) {
   u32 places[AHEAD + 64 + 8];
-  i32 *(*encode)(Encoder *, const u8 *, const u32 *, i64, i32 *) =
-      e->memo.wide ? encode_wide : encode_narrow;
   i64 count = 0;
   for (i64 block = 0; block < (size + 63) / 64 && out; block++) {
     count += write_places(e->starts[block], (u32)(64 * block), places + count);
     if (count > AHEAD) {
-      out = encode(e, text, places, AHEAD, out);
+      out = encode_words(e, text, places, AHEAD, out);
       count -= AHEAD;
       memmove(places, places + AHEAD, (size_t)count * sizeof(*places));
     }
   }
   places[count] = (u32)size;
-  return out ? encode(e, text, places, count, out) : NULL;
+  return out ? encode_words(e, text, places, count, out) : NULL;
 }
 
 static bool has_token(const Rules *r, const u8 *at, const u8 *end) {

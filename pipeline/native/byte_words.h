@@ -7,7 +7,6 @@
 enum { OTHER, LETTER, NUMBER, SPACE, NEWLINE };
 #define CHANGES 0x80  // added to a kind: a normaliser may change texts with this character
 #define POINTS 0x110000
-#define TEXT_SLACK 64  // bytes beyond a text that can be read
 
 // The places in which the expressions differ, see byte_level.py.
 typedef struct {

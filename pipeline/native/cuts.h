@@ -20,12 +20,12 @@ typedef struct {
 
 // Writes the ends of segments of text[begin:end] to `ends`; returns their number, at least 1.
 // Segments end between characters that are no pair.
-static inline i64 cut_pairs(const Pairs *pairs, const u8 *text, i64 begin, i64 end, i32 *ends) {
+static inline i64 cut_pairs(const Pairs *pairs, const u8 *text, i64 begin, i64 end, u32 *ends) {
   i64 count = 0, width = character_bytes(text[begin]), at = begin + width;
   u32 left = code_point(text + begin, width);
   while (at < end) {
     u8 byte = text[at];
-    ends[count] = (i32)at;  // kept if `count` grows, which avoids a branch
+    ends[count] = (u32)at;  // kept if `count` grows, which avoids a branch
     if (byte < 0x80 && left < 0x80) {
       count += !pairs->ascii[left << 7 | byte];
       left = byte;
@@ -39,24 +39,43 @@ static inline i64 cut_pairs(const Pairs *pairs, const u8 *text, i64 begin, i64 e
     left = right;
     at += width;
   }
-  ends[count++] = (i32)end;
+  ends[count++] = (u32)end;
   return count;
 }
 
-// Like cut_pairs, for a model in which no piece has a space after another character: segments end
-// before spaces that follow other characters. `text` can be read, and `ends` written, by a block
-// beyond.
-static inline i64 cut_spaces(const u8 *text, i64 size, i32 *ends) {
-  const Block space = block_of(' ');
-  i64 count = 0;
-  u32 after_space = 1;
-  for (i64 at = 0; at < size; at += BLOCK) {
-    u32 spaces = block_mask(block_equal(block_load(text + at), space));
-    u32 found = spaces & ~(spaces << 1 | after_space);
-    after_space = spaces >> (BLOCK - 1);
-    if (size - at < BLOCK) found &= (1u << (size - at)) - 1u;
-    for (; found; found &= found - 1) ends[count++] = (i32)(at + __builtin_ctz(found));
+// Sets of ASCII bytes that words are cut by: no piece has a space after another character, or a letter
+// and a sign side by side. All other bytes join their neighbours.
+typedef struct {
+  AsciiSet spaces, letters, signs;
+  AsciiSet plain;  // bytes that normalisation keeps, or reads as a space
+} WordSets;
+
+// Which of 64 bytes are in the sets, one bit each.
+typedef struct {
+  u64 spaces, letters, signs, plain;
+} WordKinds;
+
+INLINE WordKinds word_kinds(const WordSets *sets, const u8 *text) {
+  WordKinds k = {0};
+  for (int at = 0; at < 64; at += BLOCK) {
+    Block block = block_load(text + at);
+    k.spaces |= (u64)block_mask(block_in(block, &sets->spaces)) << at;
+    k.letters |= (u64)block_mask(block_in(block, &sets->letters)) << at;
+    k.signs |= (u64)block_mask(block_in(block, &sets->signs)) << at;
+    k.plain |= (u64)block_mask(block_in(block, &sets->plain)) << at;
   }
-  ends[count++] = (i32)size;
-  return count;
+  k.letters &= ~k.spaces;
+  k.signs &= ~k.spaces;
+  return k;
+}
+
+// Returns where a letter meets a sign; `before` are the kinds of the 64 bytes before, or zeros.
+INLINE u64 meetings(WordKinds k, WordKinds before) {
+  return (k.letters & (k.signs << 1 | before.signs >> 63)) |
+         (k.signs & (k.letters << 1 | before.letters >> 63));
+}
+
+// Returns the first space of each run.
+INLINE u64 first_spaces(WordKinds k, WordKinds before) {
+  return k.spaces & ~(k.spaces << 1 | before.spaces >> 63);
 }

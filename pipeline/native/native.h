@@ -11,6 +11,8 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+#define TEXT_SLACK 64  // bytes beyond a text that can be read
+
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;

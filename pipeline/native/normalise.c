@@ -14,7 +14,10 @@ void normal_text_begin(NormalText *t, const Normaliser *by) {
   }
 }
 
-static bool reserve_text(NormalText *t, i64 size) {
+#define PAUSE_BYTES 64   // of kept text after which it may pause
+#define MOST_PAUSED 256  // bytes of a rest that is not worth a pause
+
+bool reserve_text(NormalText *t, i64 size) {
   if (LIKELY(size <= t->room)) return true;
   i64 room = size + size / 2;
   u8 *text = realloc(t->bytes, (size_t)room);
@@ -29,24 +32,18 @@ INLINE bool joins(const Normaliser *z, const u8 *at) {
   return width == 4 || z->points[code_point(at, width)] & JOINS;
 }
 
-// Where a document's normalisation stands.
-typedef struct {
-  const u8 *at, *end;
-  u8 *out;
-  bool begun;        // a leading space is added only once other text follows the leading spaces
-  bool after_space;  // and spaces that follow are removed
-} State;
-
-INLINE void begin_text(const Normaliser *z, State *s) {
+INLINE void begin_text(const Normaliser *z, Progress *s) {
   if (s->begun) return;
   s->begun = true;
   if (z->prefix) *s->out++ = ' ';
 }
 
-// Copies characters that no rule changes, blocks at a time, up to the first other one.
-INLINE void copy_blocks(const NormalText *t, State *s, const u8 *readable) {
+// Copies characters that no rule changes, blocks at a time, up to the first other one. Returns
+// whether it paused instead.
+INLINE bool copy_blocks(const NormalText *t, Progress *s, const u8 *readable, bool pauses) {
   const Normaliser *z = t->normaliser;
   const Block space = block_of(' ');
+  const u8 *begin = s->at;
   u8 last[BLOCK];
   for (;;) {
     i64 left = s->end - s->at;
@@ -65,24 +62,33 @@ INLINE void copy_blocks(const NormalText *t, State *s, const u8 *readable) {
     // An ASCII character that may combine with the next one.
     if (run && run < left && s->at[run] >= 0x80 && joins(z, s->at + run)) run--;
     block_store(s->out, block_select(is_space, space, block));
+    if (pauses && run > 2 && s->at - begin >= PAUSE_BYTES && left > MOST_PAUSED) {
+      u32 ends = spaces & ~(spaces << 1 | 1) & ((1u << (run - 1)) - 1);
+      if (ends) {
+        i64 size = __builtin_ctz(ends);
+        s->out += size;
+        s->at += size;
+        return true;
+      }
+    }
     s->out += run;
     s->at += run;
     if (run) s->after_space = z->remove_extra && spaces >> (run - 1) & 1;
-    if (s->at == s->end) return;
+    if (s->at == s->end) return false;
     if (run == BLOCK) continue;
-    if (!(spaces >> run & 1)) return;
+    if (!(spaces >> run & 1)) return false;
     // Skip repeated spaces, but for one that may combine with the next character.
     i64 skip = __builtin_ctzll(~((u64)spaces >> run));
     if (skip > left - run) skip = left - run;
     if (skip < left - run && s->at[skip] >= 0x80 && joins(z, s->at + skip)) skip--;
-    if (!skip) return;
+    if (!skip) return false;
     s->at += skip;
-    if (s->at == s->end) return;
+    if (s->at == s->end) return false;
   }
 }
 
 // Copies characters that begin no rule, from a non-ASCII one on.
-INLINE void copy_characters(const Normaliser *z, State *s) {
+INLINE void copy_characters(const Normaliser *z, Progress *s) {
   while (s->end - s->at >= 4 && *s->at >= 0x80) {
     i64 width = character_bytes(*s->at);
     if (width == 4 || z->points[code_point(s->at, width)] & BEGINS) return;
@@ -95,7 +101,7 @@ INLINE void copy_characters(const Normaliser *z, State *s) {
 }
 
 // Writes the replacement of the character or symbol at `s->at`.
-static void replace(const Normaliser *z, State *s) {
+static void replace(const Normaliser *z, Progress *s) {
   const u8 *from = s->at, *to;
   i64 length = 0, reached;
   i32 value;
@@ -132,7 +138,7 @@ static void replace(const Normaliser *z, State *s) {
 }
 
 // Normalises an ASCII character whose replacement depends on nothing else; returns false for others.
-INLINE bool replace_ascii(const Normaliser *z, State *s) {
+INLINE bool replace_ascii(const Normaliser *z, Progress *s) {
   u8 byte = *s->at;
   if (byte >= 0x80 || z->begins_symbol[byte]) return false;
   if (s->at + 1 < s->end && s->at[1] >= 0x80 && joins(z, s->at + 1)) return false;
@@ -150,30 +156,37 @@ INLINE bool replace_ascii(const Normaliser *z, State *s) {
   return true;
 }
 
-i64 normalise(NormalText *t, const u8 *at, const u8 *end, const u8 *readable) {
+i64 normalise_on(NormalText *t, Progress *s, const u8 *readable, bool pauses) {
   const Normaliser *z = t->normaliser;
-  State s = {at, end, t->bytes, false, z->remove_extra};
   // Room for what one turn writes; blocks write as much as they read.
-  const i64 most = z->longest + 2 * BLOCK + 64;
-  while (s.at < s.end) {
-    i64 size = s.out - t->bytes;
-    if (!reserve_text(t, size + (s.end - s.at) + most)) return -1;
-    s.out = t->bytes + size;
-    if (s.begun) {
-      copy_blocks(t, &s, readable);
-      if (s.at == s.end) break;
-      if (*s.at >= 0x80) {
-        copy_characters(z, &s);
-        if (s.at == s.end || *s.at < 0x80) continue;
+  const i64 most = z->longest + 2 * BLOCK + TEXT_SLACK;
+  bool paused = false;
+  for (s->out = t->bytes; s->at < s->end && !paused;) {
+    i64 size = s->out - t->bytes;
+    if (!reserve_text(t, size + (s->end - s->at) + most)) return -1;
+    s->out = t->bytes + size;
+    if (s->begun) {
+      paused = copy_blocks(t, s, readable, pauses);
+      if (paused || s->at == s->end) break;
+      if (*s->at >= 0x80) {
+        copy_characters(z, s);
+        if (s->at == s->end || *s->at < 0x80) continue;
       }
     }
-    if (!replace_ascii(z, &s)) replace(z, &s);
+    if (!replace_ascii(z, s)) replace(z, s);
   }
-  i64 size = s.out - t->bytes;
-  if (!s.begun) return 0;
-  if (z->remove_extra)
-    while (size && t->bytes[size - 1] == ' ') size--;
-  if (z->suffix) t->bytes[size++] = ' ';
+  i64 size = s->out - t->bytes;
+  if (!s->begun) return 0;
+  if (!paused) {
+    if (z->remove_extra)
+      while (size && t->bytes[size - 1] == ' ') size--;
+    if (z->suffix) t->bytes[size++] = ' ';
+  }
   memset(t->bytes + size, 0, BLOCK + 16);
   return size;
+}
+
+i64 normalise(NormalText *t, const u8 *at, const u8 *end, const u8 *readable) {
+  Progress s = {.at = at, .end = end, .after_space = t->normaliser->remove_extra};
+  return normalise_on(t, &s, readable, false);
 }

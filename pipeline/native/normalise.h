@@ -33,9 +33,21 @@ typedef struct {
   i64 room;
 } NormalText;
 
+// Where a document's normalisation stands.
+typedef struct {
+  const u8 *at, *end;
+  u8 *out;
+  bool begun;        // a leading space is added only once other text follows the leading spaces
+  bool after_space;  // and spaces that follow are removed
+} Progress;
+
 void normal_text_begin(NormalText *t, const Normaliser *by);
-// Normalises at[0:end - at] into t->bytes, followed by a block of zeros; returns its length, -1 if
-// memory is short. Bytes before `readable` can be read.
+bool reserve_text(NormalText *t, i64 size);
+// Normalises a document from `s->at` on into t->bytes, followed by TEXT_SLACK bytes that can be read,
+// 16 of them zeros; returns its length, -1 if memory is short. Bytes before `readable` can be read. If
+// `pauses`, it may stop early: before the first of the spaces after a word, amid text of t->kept.
+i64 normalise_on(NormalText *t, Progress *s, const u8 *readable, bool pauses);
+// Normalises a whole document.
 i64 normalise(NormalText *t, const u8 *at, const u8 *end, const u8 *readable);
 
 // Returns the bytes of the longest rule at `at`, 0 if none, and its right side's index in `place`;

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "cuts.h"
-#include "memo.h"
 #include "normalise.h"
+#include "word_memo.h"
 
 #define UNIGRAM 0
 #define BPE 1
@@ -18,13 +18,24 @@
 #define GIVE_UP 2      // SentencePiece must encode the document
 #define NO_MEMORY 3
 
-#define CHUNK_BYTES 32       // longest string of several segments in the memo
+// The same, instead of the number of ids so far.
+#define NO_ROOM (-1)
+#define REFUSED (-2)
+#define SHORT (-3)
+
+#define MEMO_BYTES 64        // longest string in the memo
+#define MEMO_IDS 192         // most ids of one: a space spelt in bytes has three
 #define BPE_CHARACTERS 512   // longest segment, for the quadratic search below
-#define AHEAD 16             // strings whose buckets are fetched before they are needed
-#define SPECIAL 16u          // in an entry's meta: some of its ids are unknown or symbols, each appended alone
-#define COST_SHIFT 5
-#define COST_BITS 11         // then the sum of the scores' sizes, in units, and
-#define LIMIT_SHIFT 16       // the limit, the upper half of a float32
+#define AHEAD 64             // words whose entries are fetched before they are needed
+#define PLACES (AHEAD + 64 + 8)
+
+// The memo's note of a word, and its number of ids, as one number: some ids are unknown or symbols,
+// each appended alone; the sum of the scores' sizes, in units; the limit, bits 16-30 of a float32.
+#define SPECIAL 1u
+#define COST_SHIFT 1
+#define MOST_COST 255
+#define LIMIT_SHIFT 9
+#define COUNT_SHIFT 24
 
 // A model; `Model` in fast_tokenizer.py has the same fields.
 typedef struct {
@@ -40,51 +51,73 @@ typedef struct {
   double cost;  // largest size of a score
   Pairs pairs;
   i64 spaces_apart;  // whether no piece has a space after another character
-  i64 pieces, entries, pool_words;
+  i64 pieces, memo_bytes;
 } Model;
 
-// The best path up to a position: its score, the next best, its last piece and where that starts.
+// The best path up to a position: its score, its last piece and where that starts.
 typedef struct {
-  double best, rival;
+  float best;
   i32 id, start;
 } Node;
 
 typedef struct {
-  float best;
-  i32 id, start;
-} Narrow;
-
-typedef struct {
-  i32 ids[MEMO_IDS + ID_SLACK];
-  i64 count;
-  double cost;   // sum of the scores' sizes
-  double limit;  // largest preceding score for which the path is certain
-  bool special;
-} Path;
-
-typedef struct {
   Model model;
-  Memo memo;
-  double unit;  // of costs in entries
-  NormalText text;  // of a document
-  i32 *ends, *cuts;  // of strings and of segments
-  i64 ends_room;
-  Narrow *nodes;
+  WordMemo memo;
+  double unit;           // of costs in notes
+  NormalText text;       // of a document, or of a word of it
+  WordSets raw, normal;  // of plain text before and after normalisation
+  u8 spelt[256], same[256];  // ASCII as normalised if it is plain, and as it is
+  u32 *cuts;             // of a word or a document
+  i64 cuts_room;  // more than the bytes of its text
+  Node *nodes;
   i64 nodes_room;
   // The document's score: exact after the first `exact_ids` of its ids, at most `bound` now.
   float exact;
   i64 exact_ids;
   double bound;
+  i32 *out;
+  i64 begin;  // of the document's ids in `out`
+  i64 need;   // ids that `out` must have room for
 } Encoder;
 
 EXPORT void sentencepiece_free(Encoder *e) {
   if (!e) return;
-  memo_free(&e->memo);
+  word_memo_free(&e->memo);
   free(e->text.bytes);
-  free(e->ends);
   free(e->cuts);
   free(e->nodes);
   free(e);
+}
+
+INLINE bool is_letter(int byte) { return (byte | 32) >= 'a' && (byte | 32) <= 'z'; }
+
+static bool joins_letters(const Pairs *pairs, int byte) {
+  for (int letter = 'A'; letter <= 'z'; letter++)
+    if (is_letter(letter) && (pairs->ascii[letter << 7 | byte] || pairs->ascii[byte << 7 | letter]))
+      return true;
+  return false;
+}
+
+static void make_sets(Encoder *e) {
+  const NormalText *t = &e->text;
+  add_to_set(&e->normal.spaces, ' ');
+  for (int byte = 0; byte < 128; byte++) {
+    if (is_letter(byte))
+      add_to_set(&e->normal.letters, (u8)byte);
+    else if (!joins_letters(&e->model.pairs, byte))
+      add_to_set(&e->normal.signs, (u8)byte);
+  }
+  e->raw = e->normal;
+  for (int byte = 0; byte < 256; byte++) {
+    e->same[byte] = e->spelt[byte] = (u8)byte;
+    if (!in_set(&t->kept, (u8)byte)) continue;
+    if (in_set(&t->spaces, (u8)byte)) {
+      if (byte != ' ' && !t->normaliser->remove_extra) continue;
+      add_to_set(&e->raw.spaces, (u8)byte);
+      e->spelt[byte] = ' ';
+    }
+    add_to_set(&e->raw.plain, (u8)byte);
+  }
 }
 
 // Returns an encoder of a model, whose tables must outlive it; NULL if memory is short.
@@ -92,16 +125,32 @@ EXPORT Encoder *sentencepiece_new(const Model *model) {
   Encoder *e = calloc(1, sizeof(Encoder));
   if (!e) return NULL;
   e->model = *model;
-  if (!memo_make(&e->memo, model->entries, model->pool_words, model->pieces >> 16)) {
+  if (!word_memo_make(&e->memo, model->memo_bytes, model->pieces >> 16, NOTE_BYTES)) {
     sentencepiece_free(e);
     return NULL;
   }
-  e->unit = (MEMO_BYTES + 1) * model->cost / ((1 << COST_BITS) - 2);
+  e->unit = fmax(16 * model->cost / MOST_COST, 1e-30);
   normal_text_begin(&e->text, &e->model.normaliser);
+  make_sets(e);
   return e;
 }
 
 // ---- Paths. In all of them nodes[p] is about the first p bytes of a segment.
+
+// The best and the next best score up to a position.
+typedef struct {
+  double best, rival;
+} Score;
+
+INLINE void take(Score *of, Node *to, double score, i32 id, i64 start) {
+  const bool better = score > of->best;
+  const double less = better ? of->best : score;
+  of->rival = less > of->rival ? less : of->rival;
+  if (!better) return;
+  of->best = score;
+  to->id = id;
+  to->start = (i32)start;
+}
 
 // Finds the best path through a segment of up to MEMO_BYTES without rounding to float32. Returns
 // the largest preceding score for which the float32 path is provably the same, negative if none.
@@ -113,12 +162,13 @@ EXPORT Encoder *sentencepiece_new(const Model *model) {
 // exceed MOST_SCORE; 1 covers their rounding.
 static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes) {
   const i64 *trie = m->trie, root = trie[0];
-  for (i64 p = 1; p <= size; p++) nodes[p] = (Node){-INFINITY, -INFINITY, 0, -1};
-  nodes[0].best = 0.0;
+  Score scores[MEMO_BYTES + 1];
+  for (i64 p = 1; p <= size; p++) scores[p] = (Score){-INFINITY, -INFINITY};
+  scores[0].best = 0.0;
   i64 characters = 0;
   for (i64 begin = 0, width; begin < size; begin += width, characters++) {
     width = character_bytes(text[begin]);
-    const double before = nodes[begin].best;
+    const double before = scores[begin].best;
     bool single = false;
     i64 node = root;
     for (i64 p = begin; p < size;) {
@@ -128,27 +178,16 @@ static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes
       p++;
       i32 id = trie_value(node);
       if (id < 0) continue;
-      double candidate = m->scores[id] + before;
-      Node *to = nodes + p;
-      if (candidate > to->best || to->start < 0) {
-        *to = (Node){candidate, to->best, id, (i32)begin};
-      } else if (candidate > to->rival) {
-        to->rival = candidate;
-      }
+      take(scores + p, nodes + p, m->scores[id] + before, id, begin);
       single |= p - begin == width;
     }
-    if (single) continue;
-    Node *to = nodes + begin + width;
-    double candidate = m->scores[m->unknown_id] + before;
-    if (candidate > to->best || to->start < 0) {
-      *to = (Node){candidate, to->best, (i32)m->unknown_id, (i32)begin};
-    } else if (candidate > to->rival) {
-      to->rival = candidate;
-    }
+    const i32 unknown = (i32)m->unknown_id;
+    const i64 end = begin + width;
+    if (!single) take(scores + end, nodes + end, m->scores[unknown] + before, unknown, begin);
   }
   double margin = INFINITY;
   for (i64 p = size; p > 0; p = nodes[p].start)
-    if (nodes[p].best - nodes[p].rival < margin) margin = nodes[p].best - nodes[p].rival;
+    if (scores[p].best - scores[p].rival < margin) margin = scores[p].best - scores[p].rival;
   // 1% and 1e-9 cover this computation's own rounding, about 1e-16 of the scores.
   double most = (margin - 1e-9) * 0.99 * 16777216.0 / (double)(2 * characters + 2);
   if (m->law == NEW_LAW) most = fmin(most, MOST_SCORE - 1);
@@ -159,11 +198,11 @@ static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes
 // candidates in double precision with a best score rounded to float32; the new one rounds both, and
 // lets scores begin at 0 again where the best is too large.
 // Source: SentencePiece unigram_model.cc, Model::EncodeOptimized.
-INLINE void path_by(i64 law, const Model *m, const u8 *text, i64 size, float score, Narrow *nodes) {
+INLINE void path_by(i64 law, const Model *m, const u8 *text, i64 size, float score, Node *nodes) {
   const i64 *trie = m->trie, root = trie[0];
   i64 reached = 0;
   for (i64 p = 1; p <= size; p++) nodes[p].start = -1;
-  nodes[0] = (Narrow){score, 0, 0};
+  nodes[0] = (Node){score, 0, 0};
   for (i64 begin = 0, width; begin < size; begin += width) {
     width = character_bytes(text[begin]);
     if (law == NEW_LAW && fabsf(nodes[begin].best) > MOST_SCORE) {
@@ -185,44 +224,40 @@ INLINE void path_by(i64 law, const Model *m, const u8 *text, i64 size, float sco
       if (law == NEW_LAW) candidate = (float)candidate;
       if (p > reached) reached = p;
       if (nodes[p].start < 0 || candidate > nodes[p].best)
-        nodes[p] = (Narrow){(float)candidate, id, (i32)begin};
+        nodes[p] = (Node){(float)candidate, id, (i32)begin};
       single |= p - begin == width;
     }
     if (single) continue;
     if (begin + width > reached) reached = begin + width;
-    Narrow *to = nodes + begin + width;
+    Node *to = nodes + begin + width;
     double candidate = (float)(m->scores[m->unknown_id] + before);
     if (to->start < 0 || candidate > to->best)
-      *to = (Narrow){(float)candidate, (i32)m->unknown_id, (i32)begin};
+      *to = (Node){(float)candidate, (i32)m->unknown_id, (i32)begin};
   }
 }
 
-static void exact_path(const Model *m, const u8 *text, i64 size, float score, Narrow *nodes) {
-  if (m->law == NEW_LAW)
-    path_by(NEW_LAW, m, text, size, score, nodes);
-  else
-    path_by(OLD_LAW, m, text, size, score, nodes);
-}
-
 typedef struct {
-  i32 begin, after;  // its first byte, and the next symbol's number
-  i32 id;            // -1 if it is no piece
-  i32 merged;        // id after merging with the next symbol, or -1
-  bool whole;        // a user-defined symbol, or its neighbour is one
+  i32 begin, before, after;  // its first byte, and the numbers of the symbols beside it
+  i32 id;                    // -1 if it is no piece
+  i32 merged;                // id after merging with the next symbol, or -1
+  bool whole;                // a user-defined symbol or the end, which are not merged
 } Symbol;
 
-static void set_merged(const Model *m, const u8 *text, Symbol *symbols, i64 count, i32 at) {
+// Sets a symbol's `merged`, and its score in `scores`, the lowest of all if it is no piece.
+static void set_merged(const Model *m, const u8 *text, Symbol *symbols, float *scores, i32 at) {
   Symbol *left = symbols + at, *right = symbols + left->after;
   left->merged = -1;
-  if (left->after < count && !left->whole && !right->whole)
+  if (!left->whole && !right->whole)
     left->merged = trie_find(m->trie, text + left->begin, text + symbols[right->after].begin);
+  scores[at] = left->merged < 0 ? -INFINITY : m->narrow[left->merged];
 }
 
 // Merges the characters of a segment by BPE: the adjacent pair whose piece scores best, leftmost
 // first, until no pair is a piece. Returns false if the segment has too many characters.
 // Source: SentencePiece bpe_model.cc, Model::SampleEncode with alpha 0.
-static bool merged_path(const Model *m, const u8 *text, i64 size, Narrow *nodes) {
-  Symbol symbols[BPE_CHARACTERS + 2];
+static bool merged_path(const Model *m, const u8 *text, i64 size, Node *nodes) {
+  Symbol symbols[BPE_CHARACTERS + 1];
+  float scores[BPE_CHARACTERS + 1];
   i32 count = 0;
   for (i64 at = 0, length; at < size; at += length) {
     if (count == BPE_CHARACTERS) return false;
@@ -231,27 +266,29 @@ static bool merged_path(const Model *m, const u8 *text, i64 size, Narrow *nodes)
     bool whole = length > 0;
     if (!whole) length = character_bytes(text[at]);
     i32 id = trie_find(m->trie, text + at, text + at + length);
-    symbols[count] = (Symbol){(i32)at, count + 1, id, -1, whole};
+    symbols[count] = (Symbol){(i32)at, count - 1, count + 1, id, -1, whole};
     count++;
   }
-  symbols[count] = (Symbol){(i32)size, count + 1, -1, -1, true};
-  for (i32 at = 0; at < count; at++) set_merged(m, text, symbols, count, at);
+  symbols[count] = (Symbol){(i32)size, count - 1, count, -1, -1, true};
+  for (i32 at = 0; at < count; at++) set_merged(m, text, symbols, scores, at);
   for (;;) {
-    i32 top = -1, before_top = -1;
-    for (i32 at = 0, before = -1; at < count; before = at, at = symbols[at].after) {
-      if (symbols[at].merged < 0) continue;
-      if (top >= 0 && !(m->scores[symbols[at].merged] > m->scores[symbols[top].merged])) continue;
-      top = at;
-      before_top = before;
+    float best = -INFINITY;
+    i32 top = 0;
+    for (i32 at = 0; at < count; at++) {  // which is better is unpredictable: no branch
+      top = scores[at] > best ? at : top;
+      best = scores[at] > best ? scores[at] : best;
     }
-    if (top < 0) break;
+    if (best == -INFINITY) break;
+    const i32 before = symbols[top].before, gone = symbols[top].after, after = symbols[gone].after;
+    scores[gone] = -INFINITY;
     symbols[top].id = symbols[top].merged;
-    symbols[top].after = symbols[symbols[top].after].after;
-    set_merged(m, text, symbols, count, top);
-    if (before_top >= 0) set_merged(m, text, symbols, count, before_top);
+    symbols[top].after = after;
+    symbols[after].before = top;
+    set_merged(m, text, symbols, scores, top);
+    if (before >= 0) set_merged(m, text, symbols, scores, before);
   }
   for (i32 at = 0; at < count; at = symbols[at].after) {
-    Narrow *to = nodes + symbols[symbols[at].after].begin;
+    Node *to = nodes + symbols[symbols[at].after].begin;
     to->id = symbols[at].id >= 0 ? symbols[at].id : (i32)m->unknown_id;
     to->start = symbols[at].begin;
   }
@@ -273,236 +310,322 @@ INLINE i64 put_piece(const Model *m, const u8 *text, i64 begin, i64 end, i32 id,
   return end - begin;
 }
 
-INLINE void begin_path(Path *path) {  // ids need no zeros
-  path->count = 0;
-  path->cost = 0;
-  path->limit = INFINITY;
-  path->special = false;
-}
-
-// Appends a segment of up to MEMO_BYTES to a path.
-static bool extend_path(Encoder *e, const u8 *text, i64 size, Path *path) {
-  const Model *m = &e->model;
-  Node nodes[MEMO_BYTES + 1];
-  Narrow merged[MEMO_BYTES + 1];
-  double limit = INFINITY;
-  if (m->kind == UNIGRAM)
-    limit = certain_path(m, text, size, nodes);
-  else if (!merged_path(m, text, size, merged))
-    return false;
-  i32 ends[MEMO_BYTES + 1];
-  i64 pieces = 0;
-  for (i64 p = size; p > 0; p = m->kind == UNIGRAM ? nodes[p].start : merged[p].start)
-    ends[pieces++] = (i32)p;
-  if (limit - path->cost < path->limit) path->limit = limit - path->cost;
-  for (i64 begin = 0; pieces--; begin = ends[pieces]) {
-    i64 end = ends[pieces];
-    i32 id = m->kind == UNIGRAM ? nodes[end].id : merged[end].id;
-    path->count += put_piece(m, text, begin, end, id, path->ids + path->count);
-    path->cost += fabs(m->scores[id]);
-    path->special |= (id == m->unknown_id && !m->has_bytes) || m->narrow[id] != m->scores[id];
-  }
-  return true;
-}
-
-// ---- The memo.
-
-static u32 pack(const Encoder *e, const Path *path) {
-  // Rounded up, so that bounds are bounds; a limit is rounded towards zero, and none is NaN.
-  double units = e->unit > 0 ? ceil(path->cost / e->unit) : 0;
-  float limit = path->limit >= 0 ? (float)(path->limit * (1 - 1e-6)) : NAN;
-  u32 bits;
-  memcpy(&bits, &limit, 4);
-  return (bits & 0xFFFF0000u) | (u32)units << COST_SHIFT | (path->special ? SPECIAL : 0);
-}
-
-INLINE double entry_cost(const Encoder *e, const Entry *entry) {
-  return e->unit * (entry->meta >> COST_SHIFT & ((1 << COST_BITS) - 1));
-}
-
-INLINE float entry_limit(const Entry *entry) {
-  u32 bits = entry->meta & 0xFFFF0000u;
-  float limit;
-  memcpy(&limit, &bits, 4);
-  return limit;
-}
-
-// Returns the entry of a segment that the memo lacks, after storing it; NULL: SentencePiece must
-// encode it.
-static Entry *learn_segment(Encoder *e, const u8 *text, i64 size, Key key, u64 hash) {
-  Path path;
-  begin_path(&path);
-  if (!extend_path(e, text, size, &path)) return NULL;
-  u32 meta = pack(e, &path);
-  return memo_store(&e->memo, key, hash, text, size, path.ids, path.count, meta);
-}
-
-// The same for a string of several segments.
-static Entry *learn_string(Encoder *e, const u8 *text, i64 length, Key key, u64 hash,
-                           const i32 *ends, i64 count) {
-  Path path;
-  begin_path(&path);
-  for (i64 i = 0, at = 0; i < count; at = ends[i++]) {
-    i64 size = ends[i] - at;
-    Key part = memo_key(text + at, size);
-    u64 part_hash = memo_hash(part);
-    Entry *entry = memo_find(&e->memo, part, part_hash, text + at, size);
-    if (!entry) entry = learn_segment(e, text + at, size, part, part_hash);
-    if (!entry) return NULL;
-    memo_mark(entry);
-    double limit = entry_limit(entry);
-    limit = isnan(limit) ? -1 : limit - path.cost;
-    if (limit < path.limit) path.limit = limit;
-    path.cost += entry_cost(e, entry);
-    path.special |= (entry->meta & SPECIAL) != 0;
-    path.count += memo_ids(&e->memo, entry, path.ids + path.count);
-  }
-  u32 meta = pack(e, &path);
-  return memo_store(&e->memo, key, hash, text, length, path.ids, path.count, meta);
-}
-
-// ---- Documents.
-
-// Makes e->exact the score of out[begin:used], whose last ids are of entries that are not special.
-static void sync(Encoder *e, const i32 *out, i64 used) {
-  float exact = e->exact;
-  for (i64 i = e->exact_ids; i < used; i++) exact += e->model.narrow[out[i]];
-  e->exact = exact;
-  e->exact_ids = used;
-  e->bound = fabs(exact);
-}
-
-// Appends an id of an exact path, of one character if it is unknown; returns the new `used`.
-INLINE i64 append(Encoder *e, i32 id, i32 *out, i64 begin, i64 used) {
-  e->exact = (float)(e->model.scores[id] + (double)e->exact);
-  if (id != e->model.unknown_id || used == begin || out[used - 1] != id) out[used++] = id;
-  e->exact_ids = used;
-  return used;
-}
-
-// Appends the ids of a segment or several, the path found from the document's exact score.
-static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i32 *out, i64 begin, i64 used) {
-  const Model *m = &e->model;
-  if (size >= e->nodes_room) {
-    Narrow *nodes = realloc(e->nodes, (size_t)(2 * size + 1) * sizeof(Narrow));
-    if (!nodes) return -1;
-    e->nodes = nodes;
-    e->nodes_room = 2 * size + 1;
-  }
-  Narrow *nodes = e->nodes;
-  if (m->kind == UNIGRAM) {
-    sync(e, out, used);
-    exact_path(m, text, size, e->exact, nodes);
-  } else if (!merged_path(m, text, size, nodes)) {
-    return -2;
-  }
-  // Reverse the path: nodes[p].start becomes the end of the piece that starts at p.
+// Reverses a path: nodes[p].start becomes the end of the piece that starts at p.
+static void reverse(Node *nodes, i64 size) {
   for (i64 p = size, after = size; p >= 0;) {
     i64 before = p ? nodes[p].start : -1;
     nodes[p].start = (i32)after;
     after = p;
     p = before;
   }
+}
+
+// Finds the path of a word of up to MEMO_BYTES; adds its ids, and returns its note.
+static u32 find_path(const Encoder *e, const u8 *text, i64 size, i32 *ids, i64 *count) {
+  const Model *m = &e->model;
+  Node nodes[MEMO_BYTES + 1];
+  double cost = 0, certain = INFINITY;
+  bool special = false;
+  if (m->kind == UNIGRAM)
+    certain = certain_path(m, text, size, nodes);
+  else
+    merged_path(m, text, size, nodes);
+  reverse(nodes, size);
+  for (i64 p = 0, end; p < size; p = end) {
+    end = nodes[p].start;
+    const i32 id = nodes[end].id;
+    *count += put_piece(m, text, p, end, id, ids + *count);
+    cost += m->kind == UNIGRAM ? fabs(m->scores[id]) : 0;
+    special |= (id == m->unknown_id && !m->has_bytes) || m->narrow[id] != m->scores[id];
+  }
+  // Rounded up, so that bounds are bounds; a limit is rounded towards zero, and none is NaN.
+  // 0.1 % covers the rounding of SentencePiece's sum and of this one.
+  const double units = ceil(1.001 * cost / e->unit);
+  const float limit = certain >= 0 ? (float)(certain * (1 - 1e-6)) : NAN;
+  u32 bits;
+  memcpy(&bits, &limit, sizeof(bits));
+  bits = (bits & 0x7FFF0000u) >> (16 - LIMIT_SHIFT);
+  return bits | (special || units > MOST_COST ? SPECIAL : (u32)units << COST_SHIFT);
+}
+
+// ---- The memo.
+
+INLINE u32 note_of(const WordEntry *entry) {
+  u32 note;
+  memcpy(&note, entry->ids + sizeof(entry->ids) - NOTE_BYTES, sizeof(note));
+  return note;
+}
+
+INLINE double cost_of(u32 note, double unit) {
+  return unit * (double)(int)(note >> COST_SHIFT & MOST_COST);
+}
+
+INLINE float limit_of(u32 note) {
+  u32 bits = note << (16 - LIMIT_SHIFT) & 0x7FFF0000u;
+  float limit;
+  memcpy(&limit, &bits, sizeof(limit));
+  return limit;
+}
+
+// Returns the entry of a word that the memo lacks, after storing it.
+static const WordEntry *learn(Encoder *e, const u8 *text, i64 size, Key key, u64 hash) {
+  i32 ids[MEMO_IDS];
+  i64 count = 0;
+  const u32 note = find_path(e, text, size, ids, &count);
+  WordEntry *entry = word_memo_store(&e->memo, key, hash, text, size, ids, count,
+                                     note & SPECIAL ? 0 : e->memo.most);
+  memcpy(entry->ids + sizeof(entry->ids) - NOTE_BYTES, &note, NOTE_BYTES);
+  return entry;
+}
+
+// ---- Documents.
+
+// Makes e->exact the score of e->out[e->begin:used], whose last ids are of entries that are not special.
+static void sync(Encoder *e, i64 used) {
+  float exact = e->exact;
+  for (i64 i = e->exact_ids; i < used; i++) exact += e->model.narrow[e->out[i]];
+  e->exact = exact;
+  e->exact_ids = used;
+  e->bound = fabs(exact);
+}
+
+// Appends an id of an exact path, of one character if it is unknown; returns the new `used`.
+INLINE i64 append(Encoder *e, i32 id, i64 used) {
+  e->exact = (float)(e->model.scores[id] + (double)e->exact);
+  if (id != e->model.unknown_id || used == e->begin || e->out[used - 1] != id) e->out[used++] = id;
+  e->exact_ids = used;
+  return used;
+}
+
+// Appends the ids of a segment or several, the path found from the document's exact score.
+static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i64 used) {
+  const Model *m = &e->model;
+  if (size >= e->nodes_room) {
+    Node *nodes = realloc(e->nodes, (size_t)(2 * size + 1) * sizeof(Node));
+    if (!nodes) return SHORT;
+    e->nodes = nodes;
+    e->nodes_room = 2 * size + 1;
+  }
+  Node *nodes = e->nodes;
+  if (m->kind == UNIGRAM) {
+    sync(e, used);
+    if (m->law == NEW_LAW)
+      path_by(NEW_LAW, m, text, size, e->exact, nodes);
+    else
+      path_by(OLD_LAW, m, text, size, e->exact, nodes);
+  } else if (!merged_path(m, text, size, nodes)) {
+    return REFUSED;
+  }
+  const float score = nodes[size].best;
+  reverse(nodes, size);
   for (i64 p = 0; p < size;) {
     i64 end = nodes[p].start;
     i32 id = nodes[end].id;
     if (id == m->unknown_id && m->has_bytes) {
-      used += put_piece(m, text, p, end, id, out + used);
+      used += put_piece(m, text, p, end, id, e->out + used);
       e->exact_ids = used;
     } else {
-      used = append(e, id, out, begin, used);
+      used = append(e, id, used);
     }
     p = end;
   }
-  if (m->kind == UNIGRAM) e->exact = nodes[size].best;
+  if (m->kind == UNIGRAM) e->exact = score;
   e->bound = fabs(e->exact);
   return used;
 }
 
-// Appends the ids of a string in the memo, or those of its exact path if the entry is not certain.
-INLINE i64 put_entry(Encoder *e, const Entry *entry, const u8 *text, i64 length, i32 *out,
-                     i64 begin, i64 used) {
-  if (UNLIKELY(!(e->bound <= entry_limit(entry)))) {
-    sync(e, out, used);
-    if (!(e->bound <= entry_limit(entry)))
-      return encode_exactly(e, text, length, out, begin, used);
+// Appends the ids of a word in the memo, or those of its exact path if the entry is not certain.
+static i64 put_entry(Encoder *e, const WordEntry *entry, const u8 *text, i64 length, i64 used) {
+  const u32 note = note_of(entry);
+  if (!(e->bound <= limit_of(note))) {
+    sync(e, used);
+    if (!(e->bound <= limit_of(note))) return encode_exactly(e, text, length, used);
   }
-  if (LIKELY(!(entry->meta & SPECIAL))) {
-    // 0.1 % covers the rounding of SentencePiece's sum and of this one.
-    e->bound += 1.001 * entry_cost(e, entry);
-    return used + memo_ids(&e->memo, entry, out + used);
+  if (!(note & SPECIAL)) {
+    e->bound += cost_of(note, e->unit);
+    return used + word_ids(&e->memo, entry, e->memo.wide, e->out + used);
   }
   i32 ids[MEMO_IDS + ID_SLACK];
-  i64 count = memo_ids(&e->memo, entry, ids);
-  sync(e, out, used);
-  for (i64 i = 0; i < count; i++) used = append(e, ids[i], out, begin, used);
+  i64 count = word_ids(&e->memo, entry, e->memo.wide, ids);
+  sync(e, used);
+  for (i64 i = 0; i < count; i++) used = append(e, ids[i], used);
   e->bound = fabs(e->exact);
   return used;
 }
 
-static i64 encode_new(Encoder *e, const u8 *text, i64 length, Key key, u64 hash, i32 *out,
-                      i64 begin, i64 used);
+// Words between begins[i] and ends[i] of a text. Their first bytes are read as `spelt` says.
+typedef struct {
+  const u8 *text;
+  const u32 *begins, *ends;
+  const u8 *spelt;
+  bool whole;  // none is cut further
+} Words;
 
-// Appends the ids of `count` strings that end at ends[0], ends[1] ..., or of segments.
-INLINE i64 encode_parts(Encoder *e, const u8 *text, const i32 *ends, i64 count, bool segments,
-                        i32 *out, i64 begin, i64 used) {
-  const i64 longest = segments ? MEMO_BYTES : CHUNK_BYTES;
+static i64 encode_words(Encoder *e, const Words *words, i64 count, i64 used);
+
+// Appends the ids of text that is cut wherever no piece crosses.
+static i64 encode_segments(Encoder *e, const u8 *text, i64 size, i64 used) {
+  if (size >= e->cuts_room) {
+    free(e->cuts);
+    e->cuts = calloc((size_t)(2 * size), sizeof(u32));  // the first is 0
+    e->cuts_room = e->cuts ? 2 * size : 0;
+    if (!e->cuts) return SHORT;
+  }
+  i64 count = cut_pairs(&e->model.pairs, text, 0, size, e->cuts + 1);
+  return encode_words(e, &(Words){text, e->cuts, e->cuts + 1, e->same, true}, count, used);
+}
+
+// Appends the ids of a word that is not in its line of the memo, is not certain, or has its ids in the
+// pool.
+static __attribute__((noinline)) i64 encode_other(Encoder *e, const Words *words, i64 i, i64 used) {
+  const u8 *text = words->text + words->begins[i];
+  const i64 length = words->ends[i] - words->begins[i];
+  if (words->spelt[*text] != *text) {
+    if (!reserve_text(&e->text, length + TEXT_SLACK)) return SHORT;
+    memcpy(e->text.bytes, text, (size_t)length);
+    memset(e->text.bytes + length, 0, TEXT_SLACK);
+    e->text.bytes[0] = words->spelt[*text];
+    text = e->text.bytes;
+  }
+  if (length > MEMO_BYTES)
+    return words->whole ? encode_exactly(e, text, length, used)
+                        : encode_segments(e, text, length, used);
+  const Key key = memo_key(text, length);
+  const u64 hash = memo_hash(key);
+  const WordEntry *entry = word_memo_find(&e->memo, key, hash, text, length);
+  if (!entry && length > SHORT_BYTES && !words->whole)
+    return encode_segments(e, text, length, used);
+  if (!entry) entry = learn(e, text, length, key, hash);
+  return put_entry(e, entry, text, length, used);
+}
+
+// Appends the ids of up to AHEAD words; returns the new `used`, SHORT or REFUSED.
+INLINE i64 encode_some(Encoder *e, const Words *words, i64 first, i64 count, bool wide, i64 used) {
   Key keys[AHEAD];
-  u64 hashes[AHEAD];
-  for (i64 first = 0, at = 0; first < count && used >= 0; first += AHEAD) {
-    i64 many = count - first < AHEAD ? count - first : AHEAD;
-    for (i64 i = 0, from = at; i < many; from = ends[first + i++]) {
-      i64 length = ends[first + i] - from;
-      keys[i] = LIKELY(length <= longest) ? memo_key(text + from, length) : (Key){0, 0};
-      hashes[i] = memo_hash(keys[i]);
-      __builtin_prefetch(memo_bucket(&e->memo, hashes[i]));
+  const WordEntry *lines[AHEAD];
+  const WordMemo memo = e->memo;
+  const u32 *begins = words->begins + first, *ends = words->ends + first;
+  const double unit = e->unit;
+  double bound = e->bound;
+  for (i64 i = 0; i < count; i++) {
+    const i64 length = ends[i] - begins[i];
+    const u8 *text = words->text + begins[i];
+    // A longer word has a key that no word in the memo has.
+    keys[i] = LIKELY(length <= SHORT_BYTES) ? short_key(text, length) : (Key){0, ~0ull};
+    keys[i].low = (keys[i].low & ~0xFFull) | words->spelt[*text];
+    lines[i] = word_line(&memo, memo_hash(keys[i]));
+    __builtin_prefetch(lines[i]);
+  }
+  for (i64 i = 0; i < count; i++) {
+    const WordEntry *entry = lines[i] + key_equal(lines[i][1].key, keys[i]);
+    const u32 note = note_of(entry);
+    // Lines of a memo that has grown since are in its first half, and hold other words at worst.
+    if (LIKELY(key_equal(entry->key, keys[i]) && note >> COUNT_SHIFT != POOLED &&
+               bound <= limit_of(note))) {
+      bound += cost_of(note, unit);
+      used += inline_ids(entry, wide, e->out + used);
+      continue;
     }
-    for (i64 i = 0; i < many && used >= 0; at = ends[first + i++]) {
-      i64 length = ends[first + i] - at;
-      Entry *entry = NULL;
-      if (LIKELY(length <= longest))
-        entry = memo_find(&e->memo, keys[i], hashes[i], text + at, length);
-      if (UNLIKELY(!entry)) {
-        if (!segments) {
-          used = encode_new(e, text + at, length, keys[i], hashes[i], out, begin, used);
-          continue;
-        }
-        if (length > MEMO_BYTES) {
-          used = encode_exactly(e, text + at, length, out, begin, used);
-          continue;
-        }
-        entry = learn_segment(e, text + at, length, keys[i], hashes[i]);
-        if (!entry) return -2;
-      } else {
-        memo_mark(entry);
-      }
-      used = put_entry(e, entry, text + at, length, out, begin, used);
-    }
+    e->bound = bound;
+    used = encode_other(e, words, first + i, used);
+    if (UNLIKELY(used < 0)) return used;
+    bound = e->bound;
+  }
+  e->bound = bound;
+  return used;
+}
+
+static i64 encode_words(Encoder *e, const Words *words, i64 count, i64 used) {
+  for (i64 first = 0; first < count && used >= 0; first += AHEAD) {
+    const i64 some = count - first < AHEAD ? count - first : AHEAD;
+    used = e->memo.wide ? encode_some(e, words, first, some, true, used)
+                        : encode_some(e, words, first, some, false, used);
   }
   return used;
 }
 
-// Appends the ids of a string that the memo lacks; it stores one of several segments when it meets
-// it again.
-static i64 encode_new(Encoder *e, const u8 *text, i64 length, Key key, u64 hash, i32 *out,
-                      i64 begin, i64 used) {
-  i64 count = cut_pairs(&e->model.pairs, text, 0, length, e->cuts);
-  if (count == 1 || length > CHUNK_BYTES || !memo_seen(&e->memo, hash))
-    return encode_parts(e, text, e->cuts, count, true, out, begin, used);
-  Entry *entry = learn_string(e, text, length, key, hash, e->cuts, count);
-  return entry ? put_entry(e, entry, text, length, out, begin, used) : -2;
+// Appends the ids of e->text.bytes[:size].
+static i64 encode_normal(Encoder *e, i64 size, i64 used) {
+  const u8 *text = e->text.bytes;
+  u32 places[PLACES] = {0};
+  const Words words = {text, places, places + 1, e->same, false};
+  i64 count = 1;
+  WordKinds before = {.spaces = ~0ull};
+  for (i64 at = 0; at < size && used >= 0; at += 64) {
+    const WordKinds k = word_kinds(&e->normal, text + at);
+    u64 begins = first_spaces(k, before) | meetings(k, before);
+    if (size - at < 64) begins &= (1ull << (size - at)) - 1;
+    before = k;
+    count += write_places(begins, (u32)at, places + count);
+    if (count <= AHEAD) continue;
+    used = encode_words(e, &words, AHEAD, used);
+    count -= AHEAD;
+    memmove(places, places + AHEAD, (size_t)count * sizeof(*places));
+  }
+  places[count] = (u32)size;
+  return used < 0 ? used : encode_words(e, &words, count, used);
 }
 
-static bool reserve_ends(Encoder *e, i64 size) {
-  if (LIKELY(size <= e->ends_room)) return true;
-  i64 room = size + size / 2;
-  i32 *ends = realloc(e->ends, (size_t)room * 4);
-  if (ends) e->ends = ends;
-  i32 *cuts = realloc(e->cuts, (size_t)room * 4);
-  if (cuts) e->cuts = cuts;
-  if (!ends || !cuts) return false;
-  e->ends_room = room;
-  return true;
+// Appends the ids of words of plain text from a space after a word on. Moves `*at` to where it has to
+// be normalised: to a space after a word or the begin of one.
+static i64 encode_plain(Encoder *e, const u8 **at, const u8 *end, i64 used) {
+  u32 begins[PLACES] = {0}, ends[PLACES];
+  const Words words = {*at, begins, ends, e->spelt, false};
+  // Of several spaces, the last begins a word if the others are removed.
+  const bool removes = e->model.normaliser.remove_extra;
+  i64 begun = !removes, ended = 0;
+  u32 last = 0;  // end of a word, or where the text begins
+  WordKinds before = {.spaces = ~0ull};
+  for (const u8 *text = *at; end - text >= 64 + TEXT_SLACK && used >= 0; text += 64) {
+    const WordKinds k = word_kinds(&e->raw, text);
+    const u64 next_plain = in_set(&e->raw.plain, text[64]);
+    const u64 next_space = in_set(&e->raw.spaces, text[64]);
+    // A byte before another kind of text may change with it.
+    const u64 changes = ~(k.plain & (k.plain >> 1 | next_plain << 63));
+    const u64 valid = changes ? (changes & -changes) - 1 : ~0ull;
+    const u64 stops = first_spaces(k, before), cuts = meetings(k, before);
+    const u64 lasts = k.spaces & ~(k.spaces >> 1 | next_space << 63);
+    before = k;
+    const u32 from = (u32)(text - *at);
+    begun += write_places(((removes ? lasts : stops) | cuts) & valid, from, begins + begun);
+    ended += write_places((stops | cuts) & valid, from, ends + ended);
+    if (changes) break;
+    if (ended < AHEAD) continue;
+    used = encode_words(e, &words, AHEAD, used);
+    last = ends[AHEAD - 1];
+    begun -= AHEAD;
+    ended -= AHEAD;
+    memmove(begins, begins + AHEAD, (size_t)begun * sizeof(*begins));
+    memmove(ends, ends + AHEAD, (size_t)ended * sizeof(*ends));
+  }
+  used = used < 0 ? used : encode_words(e, &words, ended, used);
+  if (ended) last = ends[ended - 1];
+  *at += begun > ended ? begins[ended] : last;
+  return used;
+}
+
+// Encodes a document; returns the new `used`, NO_ROOM, SHORT or REFUSED.
+static i64 encode_document(Encoder *e, const u8 *at, const u8 *end, const u8 *readable, i64 room,
+                           i64 used) {
+  const Model *m = &e->model;
+  Progress s = {.at = at, .end = end, .after_space = m->normaliser.remove_extra};
+  const i64 ids = m->has_bytes ? 3 : 1;  // most of a byte
+  if (end - at > INT32_MAX) return REFUSED;
+  const bool pauses = m->spaces_apart && !m->normaliser.suffix;
+  while (s.at < end && used >= 0) {
+    const i64 size = normalise_on(&e->text, &s, readable, pauses);
+    if (size < 0) return SHORT;
+    e->need = used + ids * (size + end - s.at) + ID_SLACK;
+    if (e->need > room) return NO_ROOM;
+    if (size)
+      used = m->spaces_apart ? encode_normal(e, size, used)
+                             : encode_segments(e, e->text.bytes, size, used);
+    if (s.at < end && used >= 0) {
+      used = encode_plain(e, &s.at, end, used);
+      s.after_space = false;
+    }
+  }
+  return used;
 }
 
 // Encodes documents data[offsets[i]:offsets[i + 1]] from `*first` on, into `out` from `*used` on;
@@ -511,26 +634,17 @@ static bool reserve_ends(Encoder *e, i64 size) {
 EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, i64 documents,
                                 i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
                                 i64 *need) {
-  const Model *m = &e->model;
-  const u8 *readable = data + offsets[documents];
+  e->out = out;
   for (; *first < documents; ++*first) {
-    i64 size = normalise(&e->text, data + offsets[*first], data + offsets[*first + 1], readable);
-    if (size < 0 || !reserve_ends(e, size + BLOCK)) return NO_MEMORY;
-    i64 most = *used + (m->has_bytes ? 3 : 1) * size + ID_SLACK;
-    if (most > room) {
-      *need = most;
-      return GROW_TOKENS;
-    }
     e->exact = 0;
-    e->exact_ids = *used;
+    e->exact_ids = e->begin = *used;
     e->bound = 0;
-    i64 end = *used;
-    if (size) {
-      i64 count = m->spaces_apart ? cut_spaces(e->text.bytes, size, e->ends)
-                                  : cut_pairs(&m->pairs, e->text.bytes, 0, size, e->ends);
-      end = encode_parts(e, e->text.bytes, e->ends, count, !m->spaces_apart, out, *used, *used);
+    i64 end = encode_document(e, data + offsets[*first], data + offsets[*first + 1],
+                              data + offsets[documents], room, *used);
+    if (end < 0) {
+      *need = e->need;
+      return end == NO_ROOM ? GROW_TOKENS : end == SHORT ? NO_MEMORY : GIVE_UP;
     }
-    if (end < 0) return end == -1 ? NO_MEMORY : GIVE_UP;
     lengths[*first] = end - *used;
     *used = end;
   }

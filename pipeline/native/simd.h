@@ -10,6 +10,10 @@ typedef struct {
 
 INLINE void add_to_set(AsciiSet *set, u8 byte) { set->low[byte & 15] |= (u8)(1u << (byte >> 4)); }
 
+INLINE bool in_set(const AsciiSet *set, u8 byte) {
+  return byte < 0x80 && set->low[byte & 15] >> (byte >> 4) & 1;
+}
+
 // For each kind of processor: block_look_up returns low[byte & 15] & high[byte >> 4] for each byte, if
 // the upper half of `high` is 0; block_bit returns the mask of one bit of the bytes.
 
@@ -148,3 +152,13 @@ INLINE Block block_look_up(Block block, const u8 low[16], const u8 high[16]) {
 #endif
 
 #define BLOCK_ALL (BLOCK == 32 ? 0xFFFFFFFFu : (1u << (BLOCK % 32)) - 1u)
+
+// Writes at + i for each bit i of `bits`, in groups whose number is easier to predict than the
+// number of bits; returns the number of bits.
+INLINE i64 write_places(u64 bits, u32 at, u32 *places) {
+  i64 count = __builtin_popcountll(bits);
+  for (i64 first = 0; first < count; first += 8)
+    for (int i = 0; i < 8; i++, bits &= bits - 1)
+      places[first + i] = at + (u32)__builtin_ctzll(bits | 1ull << 63);
+  return count;
+}

@@ -6,13 +6,14 @@
 #define WORD_RECORD (2 + (WORD_BYTES + 3) / 4 + WORD_BYTES)
 
 // Makes a memo of at most `most_bytes`: two thirds for entries, rounded down to a power of two.
-bool word_memo_make(WordMemo *memo, i64 most_bytes, bool wide) {
+bool word_memo_make(WordMemo *memo, i64 most_bytes, bool wide, i64 note_bytes) {
   memset(memo, 0, sizeof(*memo));
   memo->entries = memo->most_entries = FIRST_ENTRIES;
   while (2 * memo->most_entries * sizeof(WordEntry) <= (u64)most_bytes * 2 / 3)
     memo->most_entries *= 2;
   memo->pool_room = (u64)most_bytes / 3 / sizeof(u32);
   memo->wide = wide;
+  memo->most = ((i64)sizeof(memo->table->ids) - note_bytes) / (wide ? 3 : 2);
   memo->table = huge_zeros((size_t)memo->most_entries * sizeof(WordEntry), &memo->memory);
   memo->pool = malloc((size_t)memo->pool_room * sizeof(u32));
   return memo->memory && memo->pool;
@@ -74,8 +75,21 @@ static void reserve(WordMemo *memo) {
     grow_table(memo);
 }
 
-static void store_record(WordMemo *memo, WordEntry *entry, const u8 *text, i64 length,
-                         const i32 *ids, i64 count) {
+WordEntry *word_memo_store(WordMemo *memo, Key key, u64 hash, const u8 *text, i64 length,
+                           const i32 *ids, i64 count, i64 most) {
+  reserve(memo);
+  WordEntry *entry = free_entry(memo, hash);
+  entry->key = key;
+  memo->filled++;
+  if (length <= SHORT_BYTES && count <= most) {
+    const i64 bytes = memo->wide ? 3 : 2;
+    entry->count = (u8)count;
+    for (i64 i = 0; i < count; i++) {
+      u32 id = (u32)ids[i];
+      memcpy(entry->ids + bytes * i, &id, (size_t)bytes);
+    }
+    return entry;
+  }
   u32 *record = memo->pool + memo->pool_used;
   i64 spelt = (length + 3) / 4;
   record[0] = (u32)length;
@@ -85,22 +99,5 @@ static void store_record(WordMemo *memo, WordEntry *entry, const u8 *text, i64 l
   memcpy(entry->ids, &memo->pool_used, 8);
   entry->count = POOLED;
   memo->pool_used += (u64)(2 + spelt + count);
-}
-
-void word_memo_store(WordMemo *memo, Key key, u64 hash, const u8 *text, i64 length,
-                     const i32 *ids, i64 count) {
-  reserve(memo);
-  WordEntry *entry = free_entry(memo, hash);
-  entry->key = key;
-  memo->filled++;
-  const i64 bytes = memo->wide ? 3 : 2, most = memo->wide ? WIDE_IDS : NARROW_IDS;
-  if (length > SHORT_BYTES || count > most) {
-    store_record(memo, entry, text, length, ids, count);
-    return;
-  }
-  entry->count = (u8)count;
-  for (i64 i = 0; i < count; i++) {
-    u32 id = (u32)ids[i];
-    memcpy(entry->ids + bytes * i, &id, (size_t)bytes);
-  }
+  return entry;
 }

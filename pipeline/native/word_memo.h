@@ -1,23 +1,22 @@
-// A memo of words and their ids that grows up to a limit and is then emptied. Words of all documents
-// come again in later ones; segments of SentencePiece's words do so soon, which suits memo.h's fixed
-// buckets: they are faster on new text and slower on words met long ago (docs/LOG.md).
+// A memo of words and their ids that grows up to a limit and is then emptied.
 //
 // An entry of 32 bytes holds a word of up to 15 bytes itself, and up to seven ids of 16 bits, in large
-// vocabularies five of 24. Others have a record in the pool. Two entries are a line of cache; a word
-// is in the first free entry from its line on.
+// vocabularies five of 24; with NOTE_BYTES of the owner's, six and four. Others have a record in the
+// pool. Two entries are a line of cache; a word is in the first free entry from its line on.
 #pragma once
 
 #include "memo.h"
 
 #define WORD_BYTES 255  // longest word
-#define NARROW_IDS 7    // most ids inside an entry
-#define WIDE_IDS 5
+#define WIDE_IDS 5      // most ids of 24 bits inside an entry
+#define ID_SLACK 8      // ids that may be written beyond the last
+#define NOTE_BYTES 3
 #define POOLED 0xFF    // instead of a number of ids
 #define READ_AHEAD 16  // bytes that can be read of any word
 
 typedef struct {
   Key key;
-  u8 ids[15];  // or eight bytes, the place of a record
+  u8 ids[15];  // or eight bytes, the place of a record; the last NOTE_BYTES may be the owner's
   u8 count;
 } WordEntry;
 
@@ -28,13 +27,15 @@ typedef struct {
   u32 *pool;            // records: bytes, number of ids, the word, ids
   u64 pool_room, pool_used, most_entries;
   bool wide;  // ids of 24 bits
+  i64 most;   // ids inside an entry
 } WordMemo;
 
-bool word_memo_make(WordMemo *memo, i64 most_bytes, bool wide);
+bool word_memo_make(WordMemo *memo, i64 most_bytes, bool wide, i64 note_bytes);
 void word_memo_free(WordMemo *memo);
-// Stores a word that is not in the memo.
-void word_memo_store(WordMemo *memo, Key key, u64 hash, const u8 *text, i64 length,
-                     const i32 *ids, i64 count);
+// Stores a word that is not in the memo, with a record if it has more than `most` ids; returns its
+// entry.
+WordEntry *word_memo_store(WordMemo *memo, Key key, u64 hash, const u8 *text, i64 length,
+                           const i32 *ids, i64 count, i64 most);
 const WordEntry *word_memo_search(const WordMemo *memo, Key key, u64 hash, const u8 *text,
                                   i64 length);
 

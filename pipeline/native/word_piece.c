@@ -57,7 +57,7 @@ EXPORT Encoder *word_piece_new(const Rules *rules) {
   Encoder *e = calloc(1, sizeof(Encoder));
   if (!e) return NULL;
   e->rules = *rules;
-  if (!word_memo_make(&e->memo, rules->memo_bytes, rules->ids > 1 << 16)) {
+  if (!word_memo_make(&e->memo, rules->memo_bytes, rules->ids > 1 << 16, 0)) {
     word_piece_free(e);
     return NULL;
   }
@@ -261,7 +261,7 @@ static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
       continue;
     }
     i64 count = ids_of_word(&e->rules, word, length, out);
-    word_memo_store(&e->memo, key, hash, word, length, out, count);
+    word_memo_store(&e->memo, key, hash, word, length, out, count, e->memo.most);
     out += count;
   }
   return out;
@@ -274,7 +274,8 @@ static i32 *encode_chunk(Encoder *e, i64 first, i64 last, Key key, u64 hash, i32
     out = encode_words(e, word, word + AHEAD < last ? word + AHEAD : last, out);
   const i64 length = e->ends[last - 1] - e->begins[first];
   if (last - first > 1 && length <= SHORT_BYTES)
-    word_memo_store(&e->memo, key, hash, e->text + e->begins[first], length, begin, out - begin);
+    word_memo_store(&e->memo, key, hash, e->text + e->begins[first], length, begin, out - begin,
+                    e->memo.most);
   return out;
 }
 

@@ -1,14 +1,14 @@
 """SentencePiece encoding in compiled code: identical ids, many times as fast.
 
-1. Text splits between two characters that no piece contains side by side, into segments with
-   independent best paths. The memo keeps the ids of segments and of strings of them, which are
-   mostly words.
+1. Text is cut between characters that no piece contains side by side, mostly before spaces and
+   between letters and signs. The words have independent best paths, and a memo keeps their ids.
+   Plain ASCII is cut where it stands; only text around other characters is normalised first.
 2. SentencePiece sums scores over the whole document in float32, so rounding may change how a word
-   far into it is cut. The memo stores the largest preceding score at which it cannot (see
-   `certain_path` in pipeline/native/sentencepiece.c); beyond it, the string is encoded from the
+   far into it is segmented. The memo stores the largest preceding score at which it cannot (see
+   `certain_path` in pipeline/native/sentencepiece.c); beyond it, the word is encoded from the
    current float32 score, which is summed only then.
 
-BPE merges within segments and adds no scores, so its memo is always valid.
+BPE merges within words and adds no scores, so its memo is always valid.
 """
 
 import ctypes
@@ -27,11 +27,8 @@ _SPACE = "\u2581"
 # SentencePiece's penalty, relative to the lowest score, for a character that is not a piece.
 # Source: `unigram_model.cc`, kUnkPenalty.
 _UNKNOWN_PENALTY = 10.0
-# Memo size: 32 bytes per entry, half of them used, and 4 bytes per word of the pool for strings of
-# more than 15 bytes or 4 ids. Strings of large vocabularies repeat less.
-_MEMO_ENTRIES = 1 << 20
-_MEMO_WORDS = 1 << 22
-_LARGE = 100_000
+# Most memory of the words that are remembered; 1.3 million short ones fit, then they are forgotten.
+_MEMO_BYTES = 96 << 20
 _OUT_TOKENS = 1 << 20
 _BITS_OF_ID = 24
 # Of `Model`, and why `sentencepiece_encode` stops; see pipeline/native/sentencepiece.c.
@@ -88,7 +85,7 @@ class _Model(ctypes.Structure):
         *(("unknown_id", ctypes.c_int64), ("byte_ids", ctypes.c_void_p)),
         *(("has_bytes", ctypes.c_int64), ("cost", ctypes.c_double)),
         *(("ascii_pairs", ctypes.c_void_p), ("pairs", ctypes.c_void_p), ("words", ctypes.c_int64)),
-        *((name, ctypes.c_int64) for name in ("spaces_apart", "pieces", "entries", "pool_words")),
+        *((name, ctypes.c_int64) for name in ("spaces_apart", "pieces", "memo_bytes")),
     ]
 
 
@@ -101,7 +98,6 @@ class FastTokenizer:
     def __init__(self, tables: Tables, processor: Any):
         self.refused = 0
         self._tables, self._processor = tables, processor  # the C code reads the arrays
-        scale = 4 if len(tables.scores) >= _LARGE else 1
         self._narrow = tables.scores.astype(np.float32)
         values = {
             **tables._asdict(),
@@ -109,8 +105,7 @@ class FastTokenizer:
             "rules_size": len(tables.rules),
             "words": len(tables.pairs),
             "pieces": len(tables.scores),
-            "entries": scale * _MEMO_ENTRIES,
-            "pool_words": scale * _MEMO_WORDS,
+            "memo_bytes": _MEMO_BYTES,
         }
         model = filled(_Model, {**values, "normaliser": filled(Normaliser, values)})
         code = library()
@@ -309,10 +304,12 @@ def _pairs(pieces: list[str]) -> dict[str, Any]:
     `ascii_pairs`: uint8[128 * 128], by first and second character; `pairs`: uint64[power of two],
     bits by hash; `spaces_apart`: whether no piece has a space after another character.
     """
-    # No piece has a line end, so it separates them.
-    points = np.frombuffer("\n".join(pieces).encode("utf-32-le"), "<u4")
+    # No piece has a zero byte, so it separates them.
+    points = np.frombuffer("\0".join(pieces).encode("utf-32-le"), "<u4")
     adjacent = np.unique(points[:-1].astype(np.uint64) << np.uint64(32) | points[1:])
     left, right = (adjacent >> np.uint64(32)).astype(np.uint32), adjacent.astype(np.uint32)
+    inside = (left > 0) & (right > 0)
+    left, right = left[inside], right[inside]
     # With 16 bits per pair, one in 16 borders is missed, which only costs time.
     ascii_pairs = np.zeros(128 * 128, np.uint8)
     pairs = np.zeros(max(1024, 1 << (len(left) // 4).bit_length()), np.uint64)
@@ -320,9 +317,8 @@ def _pairs(pieces: list[str]) -> dict[str, Any]:
         pointer(left), pointer(right), ctypes.c_int64(len(left)), pointer(ascii_pairs),
         pointer(pairs), ctypes.c_int64(len(pairs)),
     )  # fmt: skip
-    space, line = ord(" "), ord("\n")
     return {
         "ascii_pairs": ascii_pairs,
         "pairs": pairs,
-        "spaces_apart": bool(np.isin(left[right == space], [space, line]).all()),
+        "spaces_apart": bool((left[right == ord(" ")] == ord(" ")).all()),
     }

@@ -85,9 +85,14 @@ class Trial:
                 raise Difference(f"{made}: {text[:200]!r} has {found[:20]}, not {ids[:20]}")
 
     def _text(self) -> str:
+        """Returns up to a dozen parts; in one text in eight, each after many plain words."""
         draw, parts = self.draw, []
+        plain = draw.random() < 0.125
         for _ in range(draw.randrange(12)):
             part = draw.random()
+            if plain:
+                words = (draw.choice(_words()) for _ in range(draw.randrange(30)))
+                parts += (word + draw.choice((" ", " ", "  ", "\n", "\n    ")) for word in words)
             if part < 0.4:
                 parts.append(draw.choice(_ODD))
             elif part < 0.6:

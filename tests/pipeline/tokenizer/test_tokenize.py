@@ -111,8 +111,7 @@ def test_zero_bytes_without_normalisation_take_linear_time(models):
 
 @pytest.mark.parametrize("name", ["unigram", "bytes", "bpe"])
 def test_a_small_memo_forgets(models, name, monkeypatch):
-    monkeypatch.setattr(fast_tokenizer, "_MEMO_ENTRIES", 64)
-    monkeypatch.setattr(fast_tokenizer, "_MEMO_WORDS", 512)
+    monkeypatch.setattr(fast_tokenizer, "_MEMO_BYTES", 1 << 14)
     fast, processor = both(models[name])
     assert_equal(fast, processor, corpus()[:3000])
     assert_equal(fast, processor, corpus()[:3000][::-1])
@@ -148,6 +147,79 @@ def test_a_word_far_into_a_document(models):
     texts = ["abc", *("x " * count + "abc" for count in range(20_000, 40_000, 1_000))]
     assert len({tuple(processor.encode(text)[-3:]) for text in texts}) == 2
     assert_equal(fast, processor, texts)
+
+
+_BESIDE = (
+    "e\u0301",
+    ".e\u0301",
+    " \u0308",
+    "\u0308",
+    "ș",
+    "…",
+    "\0",
+    "\u2581",
+    "\u3000",
+    "中文",
+    "",
+)
+
+
+def plain_texts(count: int) -> list[str]:
+    """Returns long runs of plain words, amid characters that normalisation may change."""
+    draw = random.Random(3)
+    words = sorted({word for line in corpus() if line.isascii() for word in line.split()})
+    gaps = (" ", " ", " ", "  ", "\n", "\n    ", "\t", "", ". ", " (", "x" * 70, "-" * 40)
+
+    def run() -> str:
+        drawn = draw.choices(words, k=draw.randrange(60))
+        return "".join(word + draw.choice(gaps) for word in drawn) + draw.choice(_BESIDE)
+
+    return ["".join(run() for _ in range(draw.randrange(1, 8))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("removes", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_plain_text_beside_other_characters(models, name, removes):
+    def spaces(proto):
+        proto.normalizer_spec.remove_extra_whitespaces = removes
+
+    assert_equal(*both(changed(models[name], spaces)), plain_texts(300))
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe"])
+def test_pieces_that_join_letters_and_signs(models, name):
+    def join(proto):
+        for number, piece in enumerate(("C+", "n'", "e.", "(s", "o.", "'t")):
+            proto.pieces.add(piece=piece, score=-0.5 - number)
+
+    made = changed(models[name], join)
+    texts = [text.replace("t ", "n't ").replace("s ", "C+ ") for text in plain_texts(100)]
+    assert_equal(*both(made), texts)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(made)
+    ids = sentencepiece.SentencePieceProcessor(model_proto=made).encode("\n".join(texts))
+    assert {proto.pieces[number].piece for number in ids} >= {"C+", "e.", "o."}
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe"])
+def test_a_piece_with_a_line_end_before_a_space(models, name):
+    def lines(proto):
+        proto.normalizer_spec.precompiled_charsmap = b""
+        for piece in ("\n\u2581", "\n"):
+            proto.pieces.add(piece=piece, score=-0.5)
+
+    assert_equal(*both(changed(models[name], lines)), ["some\n words", "\n ".join("abcdef" * 30)])
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe"])
+def test_a_letter_after_a_sign_combines_with_what_follows(models, name):
+    """The letter alone would begin a word; as part of é it does not."""
+
+    def join(proto):
+        proto.pieces.add(piece=".é", score=-0.5)
+
+    plain = "some plain words " * 30
+    texts = [f"{plain}{'o' * count}.e\u0301 {plain}" for count in range(64)]
+    assert_equal(*both(changed(models[name], join)), texts)
 
 
 def test_unused_pieces(models):
@@ -330,6 +402,7 @@ def test_a_nul_between_two_characters_in_one_segment(models):
         for character in characters:
             if character not in known:
                 proto.pieces.add(piece=character, score=-9.0)
+            proto.pieces.add(piece=character + chr(ord(character) + 1), score=-15.0)
 
     fast, processor = both(changed(models["unigram"], add))
     pairs = fast._tables.pairs
