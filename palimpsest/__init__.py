@@ -17,14 +17,21 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tasks import annexes
 
-    annexes.reserve("python", _OWN)
-    known = {**_OWN, **annexes.entries("python")}
-    if name == "__all__":
-        return sorted(known)
+    known = _known()
+    if name == "__all__":  # a module, such as that of PyTorch, is imported by its name alone
+        return sorted(each for each, reference in known.items() if ":" in reference)
     if name not in known:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return annexes.load(known[name])
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+    return sorted({*globals(), *_known()})
+
+
+def _known() -> dict[str, str]:
+    """Returns the reference of each name."""
+    from tasks import annexes
+
+    annexes.reserve("python", _OWN)
+    return {**_OWN, **annexes.entries("python")}

@@ -111,7 +111,8 @@ def test_every_pair_is_in_the_cache_once_or_left_out_with_its_reason(make, rows,
     for name, row in rows.items():
         assert list(found[name][0]) == loaded.encode([row["q"]])[0].tolist()
         assert list(found[name][1]) == loaded.encode([row["a"]])[0].tolist()
-    left_out = [json.loads(line) for path in cache.glob("*.quarantine-*") for line in path.open()]
+    texts = [path.read_text() for path in cache.glob("*.quarantine-*")]
+    left_out = [json.loads(line) for text in texts for line in text.splitlines()]
     assert {entry["id"]: entry["reason"] for entry in left_out} == {
         "no answer": "empty targets",
         "null": "null",

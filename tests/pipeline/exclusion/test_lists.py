@@ -57,7 +57,8 @@ def kill(*_, **__):
 
 
 def left_out(cache) -> dict[str, str]:
-    lines = (line for path in cache.glob("*.quarantine-*") for line in path.open())
+    texts = [path.read_text() for path in cache.glob("*.quarantine-*")]
+    lines = (line for text in texts for line in text.splitlines())
     return {value["id"]: value["reason"] for value in map(json.loads, lines)}
 
 

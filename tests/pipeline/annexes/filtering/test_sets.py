@@ -35,8 +35,8 @@ def kept(cache) -> list[str]:
 
 
 def left_out(cache) -> list[dict]:
-    paths = sorted(cache.glob("*.quarantine-*"))
-    return [json.loads(line) for path in paths for line in path.open()]
+    texts = [path.read_text() for path in sorted(cache.glob("*.quarantine-*"))]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 def test_every_document_is_kept_or_left_out_once(filtered, documents):
