@@ -225,8 +225,10 @@ def entries(slot: str) -> Mapping[str, str]:
 
 def reserve(slot: str, names: Iterable[str]) -> None:
     """Leaves names of a slot to the core; "commands" stands for the slots of all its groups."""
-    _reserved.setdefault(slot, set()).update(names)
-    entries.cache_clear()
+    known, added = _reserved.setdefault(slot, set()), {*names}
+    if not added <= known:
+        known |= added
+        entries.cache_clear()
 
 
 def load(reference: str) -> Any:
