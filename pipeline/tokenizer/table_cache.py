@@ -24,7 +24,7 @@ def load_or_make(
     folder = user_cache.folder()
     path = folder / f"tokenizer-{digest.hexdigest()[:32]}.npz"
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
+        with open(path, "rb") as stored, np.load(stored, allow_pickle=False) as kept:
             arrays = {name: kept[name] for name in names}
         return {name: array if array.ndim else array.item() for name, array in arrays.items()}
     except Exception:  # missing, or damaged in any way
