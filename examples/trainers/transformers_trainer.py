@@ -10,7 +10,6 @@ import pathlib
 import sys
 
 import transformers
-from transformers.trainer_utils import get_last_checkpoint
 
 import palimpsest
 
@@ -58,9 +57,11 @@ def main(model, mixture, cache_dir, output, steps="10"):
         lr_scheduler_type="constant", use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(MODELS[model](size), arguments, train_dataset=batches)
-    last = get_last_checkpoint(output) if pathlib.Path(output).is_dir() else None
+    # Its state is written last: a checkpoint without it was cut by a kill.
+    whole = [state.parent for state in pathlib.Path(output).glob("checkpoint-*/trainer_state.json")]
+    last = max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
     pathlib.Path(output).mkdir(exist_ok=True)
-    trainer.train(resume_from_checkpoint=last)
+    trainer.train(resume_from_checkpoint=last and str(last))
 
 
 if __name__ == "__main__":
