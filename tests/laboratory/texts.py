@@ -262,7 +262,9 @@ def _object(generator: random.Random, row: dict[str, Any], kind: Kind) -> _Encod
 def _fields(generator: random.Random, row: dict[str, Any], kind: Kind) -> _Encoded:
     texts = ["\udcff" * (row["bad"] == "invalid UTF-8") + row["texts"][0], *row["texts"][1:]]
     fields = [str(row["id"])] * (kind.ids != "places") + texts
-    fields += ["z"] * (row["bad"] != "wrong number of fields")
+    wrong = row["bad"] == "wrong number of fields"
+    # One more rather than one less, where the line would be blank, which is no row.
+    fields += ["z"] * (2 if wrong and not "".join(fields).strip() else not wrong)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerow(fields)
     line = text.getvalue() if kind.format == "csv" else "\t".join(fields) + "\n"

@@ -18,15 +18,16 @@ STARTED = """
 import sys
 from trainer.config.presets import model_preset
 from trainer.model.spec import model_spec
-model_spec(model_preset(sys.argv[1]))
+for name in sys.argv[1:]:
+    model_spec(model_preset(name))
 loaded = [name for name in sys.modules if ".annexes." in name and name.count(".") > 2]
 print([name for name in loaded if not name.endswith(".options")])  # dataclasses of flags
 """
 
 
 def test_a_model_of_the_core_imports_no_annex():
-    for name in ("t5_1_1_tiny", "lm_tiny", "llama_tiny", "bert_tiny"):
-        assert started("-c", STARTED, name).stdout == "[]\n"
+    names = ("t5_1_1_tiny", "lm_tiny", "llama_tiny", "bert_tiny")
+    assert started("-c", STARTED, *names).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", annexes.entries("presets"))
@@ -36,9 +37,9 @@ def test_runs_with_its_models_open_in_a_new_process(tmp_path, name):
         (tmp_path / preset).mkdir()
         model = MODEL_PRESETS[preset]
         save_config(Config(preset=preset, model=model, model_dir=str(tmp_path / preset)), {})
-        code = "import sys; from trainer.config import load_config; load_config(sys.argv[1])"
-        done = started("-c", code, tmp_path / preset)
-        assert (done.returncode, done.stderr) == (0, "")
+    code = "import sys; from trainer.config import load_config; [*map(load_config, sys.argv[1:])]"
+    done = started("-c", code, *sorted(tmp_path.iterdir()))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_core_names_no_part_of_an_annex():

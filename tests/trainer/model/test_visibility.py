@@ -16,8 +16,13 @@ SCHEMES = [("t5_1_1", "absolute"), ("t5_1_1", "rotary"), ("lm", "rotary"), ("lla
 SLOW = [("t5_1_1", "relative_per_layer"), ("lm", "absolute"), ("llama", "absolute")]
 SLOW += [("primer", "absolute"), ("primer", "rotary"), ("evolved_transformer", "absolute")]
 OWN = [(family, None) for family in FAMILIES]
+QUICK = [("t5_1_1", None), ("lm", None), ("t5_1_1", "rotary"), ("llama", "relative")]
 every_scheme = pytest.mark.parametrize(
-    ("family", "position"), slow_unless([*OWN, *SCHEMES], [*OWN, *SCHEMES, *SLOW])
+    ("family", "position"),
+    [
+        *slow_unless(QUICK, [*OWN, *SCHEMES], pytest.mark.processes),
+        *slow_unless([], SLOW),
+    ],
 )
 
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.parameters import slow_unless
 from tests.support.processes import ROOT, started
 from trainer.annexes.kernels import fused_attention as fused
 from trainer.annexes.kernels import fused_tiles
@@ -76,6 +77,8 @@ CASES = {
     "narrow window": Case(Mask(causal=True, window=2), 40, 40, False, num_heads=1, unrolled=1),
     "cap, loops": Case(DECODER, 40, 40, True, scale=0.125, unrolled=1, softcap=2.0),
 }
+# The others belong to `make test-processes`.
+FAST = ("encoder", "decoder, loops", "prefix", "cross", "window", "window of an encoder, loops")
 
 
 def bias_of(case):
@@ -147,7 +150,7 @@ def example(case, seed):
     return (normal(length, size), k, v, table), (query, key), normal(length)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_unless(FAST, CASES, pytest.mark.processes))
 @settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
@@ -198,7 +201,9 @@ def assert_written_out(case, actual, operands, rows, gradient):
         assert error <= tolerance, f"{what}: {error:.1e}"
 
 
-@pytest.mark.parametrize("name", ["decoder", "prefix", "cross, loops"])
+@pytest.mark.parametrize(
+    "name", slow_unless(FAST, ["decoder", "prefix", "cross, loops"], pytest.mark.processes)
+)
 def test_kernels_read_what_one_product_projects(name):
     """Each group's queries, keys and values in one array, or its keys and values."""
     case = CASES[name]._replace(num_heads=2, head_dim=128)  # two groups

@@ -2,8 +2,12 @@
 
 import re
 
+import pytest
+
 from tests.support.runs import command, done
 from tests.trainer.test_pretrain import finished as finished
+
+pytestmark = pytest.mark.processes  # a whole run
 
 
 def test_the_report_shows_the_curves_and_examples(finished, tmp_path):

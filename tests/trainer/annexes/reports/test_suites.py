@@ -1,5 +1,7 @@
 """The report on a run that answered a suite."""
 
+import pytest
+
 from tasks.annexes.questions import scores
 from tests.support.runs import config_of, trained
 from tests.trainer.annexes.suites.test_suite import ROOT
@@ -9,6 +11,7 @@ from trainer.annexes.reports import curves, report
 from trainer.reporting import history
 
 
+@pytest.mark.processes  # a run that is evaluated
 def test_the_report_shows_every_question(text_cache, questions, tmp_path):
     flags = ["--train_steps=4", "--evaluation.every_steps=2", "--metrics.tensorboard=false"]
     suite = f"{questions},{ROOT}/tasks/annexes/questions/files/english/agreement.jsonl"
