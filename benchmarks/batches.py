@@ -260,7 +260,7 @@ class Flags:
     """Flags of the command."""
 
     collator: str = field(REQUIRED, "Python file with DataCollatorForT5MLM", metavar="FILE")
-    python: str | None = field(None, "interpreter with the other loaders; None: this one")
+    python: str | None = field(None, "interpreter with the other loaders; by default this one")
     sides: tuple[str, ...] = field(tuple(SIDES), "the loaders; ratios are to the first")
     tokens: float = field(4e7, "tokens in the cache")
     batch_size: int = field(128, "rows per batch", rule=at_least(1))

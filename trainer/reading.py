@@ -10,6 +10,7 @@ from typing import Any
 from tasks import annexes
 from tasks.terminal import command_line, extras, toml_flags
 from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.flag_fields import shown
 from tasks.terminal.flags import parse
 from trainer.checkpoints import metadata
 from trainer.config import Config, as_batches, field_paths, from_flags, load_record, stored_config
@@ -30,6 +31,16 @@ _PRESETS = {"encoder_decoder": "t5_1_1_small", "decoder": "lm_small", "encoder":
 _HERE = ("cache_dir", "data.local_dir", "data.local_bytes", "data.threads", "data.prefetch")
 # What `Batches.config` holds besides a run's settings.
 _BESIDE = ("caches", "split")
+# Argument -> its type, also in words.
+_KINDS: dict[str, tuple[Any, str]] = {
+    "task": (str, "a text"),
+    "model_dir": (str | os.PathLike, "a path"),
+    "config": (Mapping, "a dict"),
+    "caches": (Mapping, "a dict"),
+    "split": (str, "a text"),
+}
+# Tokens of a batch, beyond any machine's memory.
+_LARGEST = 1 << 40
 # Positions of a preset's model that says nothing about them; no row is as long.
 _ANY_LENGTH = 1 << 20
 
@@ -66,6 +77,8 @@ def batches(
 
     Raises UserError, one line, for what the command refuses.
     """
+    _check_kinds({"task": source, "model_dir": model_dir, "config": config, "split": split})
+    _check_kinds(config or {}, "config.")
     with extras.named(), command_line.storage_named():
         address = source if source and "://" in source else None
         if source and not address:
@@ -74,6 +87,14 @@ def batches(
         if split := split or (config or {}).get("split"):
             found[-1]["split"] = split
         return _served(address, *found) if address else _opened(*found)
+
+
+def _check_kinds(given: Mapping[str, Any], within: str = "") -> None:
+    """Raises UserError for an argument of another type."""
+    for name, value in given.items():
+        kind, words = _KINDS.get(name, (object, ""))
+        if not (value is None or isinstance(value, kind)):
+            raise UserError(f"batches: {within}{name} is {shown(value)}: it must be {words}")
 
 
 class CacheBatches(Batches):
@@ -196,6 +217,9 @@ def _opened(
     run = opened(config, origins)
     if not isinstance(run.data, CachedData):
         raise UserError(f"task {config.task} is read in turn: batches are of cached tasks")
+    largest = max(phase.tokens for phase in run.config.phases.phases)
+    if largest > _LARGEST:
+        raise UserError(f"a batch has {largest:,} tokens: use a smaller --batch_size or --lengths")
     if folder := given.get("model_dir"):
         read = run.config.data.skips.batch(run.config.train_steps)
         check_unchanged(os.fspath(folder), run.data, read)

@@ -37,7 +37,10 @@ _STORAGE_ERRORS = {
 
 
 class UserError(Exception):
-    """A mistake that the user can correct; its text says what is wrong and what to do."""
+    """A mistake that the user can correct; one line says what is wrong and what to do."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
 
     def _render_traceback_(self) -> list[str]:
         """Returns what IPython and notebooks show instead of a traceback."""
@@ -115,7 +118,7 @@ def run(
             raise
         sys.exit(EXIT_BROKEN_PIPE)
     except UserError as error:
-        message = " ".join(str(error).split())
+        message = str(error)
     except KeyboardInterrupt:
         interrupts.report()
         sys.exit(EXIT_INTERRUPTED)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -181,6 +182,26 @@ def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
     if declared is int and re.fullmatch(r"[0-9.]+e[0-9]+", text) and float(text).is_integer():
         return int(float(text))  # 4e9
     return declared(text)
+
+
+def has_kind(value: object, declared: Any) -> bool:
+    """Returns whether a value is of a declared field type; whole numbers have 64 bits."""
+    kinds = typing.get_args(declared)
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        return any(has_kind(value, kind) for kind in kinds)
+    if typing.get_origin(declared) is tuple:
+        return isinstance(value, tuple) and all(has_kind(each, kinds[0]) for each in value)
+    if declared in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and -(2**63) <= value < 2**64
+    return isinstance(value, declared) and value == value  # not NaN
+
+
+def shown(value: object) -> str:
+    """Returns a value of any type as a message shows it, cut to some words."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a number of more than 4,300 digits"
 
 
 def as_flag(value: object) -> str:

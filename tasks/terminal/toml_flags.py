@@ -1,6 +1,8 @@
 """Tables whose keys are flags, of TOML files or Python: their values as typed on a command line."""
 
 import dataclasses
+import datetime
+import numbers
 import os
 import pathlib
 import tomllib
@@ -9,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.terminal.command_line import UserError
+from tasks.terminal.flag_fields import has_kind, shown
 from tasks.terminal.flags import flags_of
 
 
@@ -39,18 +42,23 @@ def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Returns dotted path -> value; TOML reads optimizer.name = … as a nested table."""
     found: dict[str, Any] = {}
     for name, value in table.items():
-        inner = f"{path}.{name}" if path else name
+        inner = f"{path}.{name}" if path else str(name)
         found |= flat(value, inner) if isinstance(value, dict) else {inner: value}
     return found
 
 
-def as_text(value: Any) -> str:
-    """Returns a value as it would be typed on a command line."""
+def as_text(value: Any, name: str = "a value") -> str:
+    """Returns a value as it would be typed on a command line; raises UserError if it cannot be."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return ",".join(map(as_text, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ",".join(as_text(each, name) for each in value)
+    is_plain = value is None or isinstance(value, str | numbers.Number | datetime.date)
+    if not is_plain or (isinstance(value, int) and not has_kind(value, int)):
+        raise UserError(f"{name} is {shown(value)}: it must be a text, a number, true or false")
+    return str(value)
 
 
 def changed(config: Any) -> dict[str, Any]:
@@ -91,5 +99,6 @@ def texts(kind: type, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
                 continue
             repeats = flag and flag.field.metadata["repeated"] and isinstance(inner, list | tuple)
             spelt = flag.name if flag else key
-            found[spelt] = (*found.get(spelt, ()), *map(as_text, inner if repeats else [inner]))
+            given = [as_text(each, spelt) for each in (inner if repeats else [inner])]
+            found[spelt] = (*found.get(spelt, ()), *given)
     return found

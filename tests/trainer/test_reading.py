@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -128,7 +129,9 @@ def test_ranks_read_parts_of_the_same_batches(text_cache, case):
             assert found == theirs
     with pytest.raises(UserError, match="batch_size 4 is not divisible by the 3 hosts"):
         whole.shard(0, 3)
-    with pytest.raises(UserError, match=r"shard\(2, 2\): the index must be 0 to 1"):
+    with pytest.raises(
+        UserError, match=r"shard\(2, 2\): the index must be 0 or more, below the count"
+    ):
         whole.shard(2, 2)
 
 
@@ -275,6 +278,116 @@ def test_mistakes_are_one_line(text_cache, flags, says):
         batches(text_cache, **flags)
     assert str(raised.value).startswith(says)
     assert "\n" not in str(raised.value)
+
+
+HUGE = 10**5000  # Python does not print it
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("seed", "x", "config: seed is 'x'; it must be a whole number"),
+        ("seed", None, "config: seed is None; it must be a whole number"),
+        ("seed", True, "config: seed is True; it must be a whole number"),
+        pytest.param("seed", HUGE, "config: seed is a number of more than 4,300", id="huge"),
+        ("batch_size", 1.5, "config: batch_size is 1.5; it must be a whole number"),
+        ("batch_size", -1, "config is from a different version: batch_size is -1; it must be 1 or"),
+        ("batch_size", 10**18, "a batch has 64,000,000,000,000,000,000 tokens: use a smaller"),
+        ("lengths", 3, "config: lengths is 3; it must be a group of settings"),
+        ("lengths.inputs", [64], "config: lengths.inputs is [64]; it must be a whole number or"),
+        ("lengths.width", 3, "config has fields from a different version, or of an annex"),
+        ("mixing.temperature", float("nan"), "config: mixing.temperature is nan; it must be a num"),
+        ("data.skip", [3], "config: data.skip is [3]; it must be values separated by commas"),
+        ("model", {}, "config lacks model.vocab_size"),
+        ("model", [], "config: model is []; it must be a group of settings"),
+        ("caches", [1], "batches: config.caches is [1]: it must be a dict"),
+        ("split", 3, "batches: config.split is 3: it must be a text"),
+        ("x\ny", {"z": 1}, "config has fields from a different version, or of an annex"),
+    ],
+)
+def test_values_of_another_type_in_a_configuration(text_cache, path, value, says):
+    config = batches(text_cache).config
+    table = config
+    *groups, name = path.split(".")
+    for group in groups:
+        table = table[group]
+    table[name] = value
+    with pytest.raises(UserError) as raised:
+        palimpsest.batches(config=config, cache_dir=text_cache)
+    assert str(raised.value).startswith(says)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        pytest.param({"seed": HUGE}, "seed is a number of more than 4,300 digits", id="huge"),
+        ({"seed": b"1"}, "seed is b'1': it must be a text, a number, true or false"),
+        ({"lengths": {"inputs": {1}}}, "lengths.inputs is {1}: it must be a text, a number"),
+        ({"lengths": {"inputs": {"x": 1}}}, "unknown flag --lengths.inputs.x"),
+        ({"lengths": {1: 2}}, "unknown flag --lengths.1"),
+        ({"lengths": [64, 18]}, "unknown flag --lengths"),
+        ({"batch_size": float("nan")}, "--batch_size=nan: it must be a whole number"),
+        ({"batch_size": [4, "x"]}, "--batch_size=4,x: it must be a whole number"),
+        ({"batch_size": 10**15}, "a batch has 64,000,000,000,000,000 tokens: use a smaller"),
+        ({"data.skip": [[1]]}, "--data.skip=1: it must be"),
+        ({"preset": "a\nb"}, "unknown preset a b"),
+        ({"split": ["test"]}, "batches: split is ['test']: it must be a text"),
+        ({"model_dir": 3}, "batches: model_dir is 3: it must be a path"),
+        ({"config": [("seed", 1)]}, "batches: config is [('seed', 1)]: it must be a dict"),
+        ({"task": 3}, "batches: task is 3: it must be a text"),
+    ],
+)
+def test_arguments_of_another_type(text_cache, flags, says):
+    with pytest.raises(UserError) as raised:
+        batches(text_cache, **flags)
+    assert str(raised.value).startswith(says)
+    assert "\n" not in str(raised.value)
+
+
+def test_numbers_of_any_type(text_cache):
+    found = batches(text_cache, train_steps=6)
+    assert_equal(found[np.int8(-5)], found[1])
+    assert_equal(found[:: np.int64(-2)], [found[5], found[3], found[1]])
+    assert found[100:200] == found[3:3] == []
+    found.state = np.int64(2)
+    assert found.shard(np.int64(1), np.int32(2)).part == (1, 2)
+    assert json.dumps([found.state, *found.shard(np.int64(1), np.int32(2)).part]) == "[2, 1, 2]"
+    for wrong in (1.0, "1", None):
+        with pytest.raises(TypeError):
+            found[wrong]
+        with pytest.raises(UserError, match=r"state is .*: it must be a whole number"):
+            found.state = wrong
+        with pytest.raises(UserError, match=r"index is .*: it must be a whole number"):
+            found.shard(wrong, 2)
+        with pytest.raises(UserError, match=r"row is .*: it must be a whole number"):
+            found.explain(0, wrong)
+    with pytest.raises(TypeError):
+        found[1.0:3]
+    endless = batches(text_cache)
+    assert len(endless[2**40 - 1]["encoder_input_tokens"]) == 4
+    with pytest.raises(IndexError):
+        endless[2**40]
+
+
+def test_a_batch_of_more_rows_than_the_data(text_cache):
+    assert len(batches(text_cache, batch_size=30_000)[0]["encoder_input_tokens"]) == 30_000
+    (whole,) = batches(text_cache, batch_size=30_000, split="validation")
+    few = batches(text_cache, split="validation")
+    assert_equal({name: array[:8] for name, array in whole.items()}, joined(few[:2]))
+    assert not whole["decoder_loss_weights"][4 * len(few) :].any()
+
+
+def test_a_cache_that_is_deleted(text_cache, tmp_path):
+    shutil.copytree(text_cache, tmp_path / TASK)
+    found = batches(tmp_path)
+    first, pickled = found[0], pickle.dumps(found)
+    shutil.rmtree(tmp_path / TASK)
+    assert_equal(found[0], first)  # its files are open
+    with pytest.raises(UserError, match=r"is missing: run pipeline\.build again"):
+        found[:200]
+    with pytest.raises(UserError, match="no cache for task"):
+        pickle.loads(pickled)
 
 
 def test_more_mistakes(text_cache):

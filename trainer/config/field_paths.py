@@ -9,7 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.flag_fields import REQUIRED, Rejected, as_flag, kind_in_words, parse_value
+from tasks.terminal.flag_fields import (
+    REQUIRED,
+    Rejected,
+    as_flag,
+    has_kind,
+    kind_in_words,
+    parse_value,
+    shown,
+)
 from tasks.terminal.flags import Given, refusal
 
 
@@ -126,10 +134,11 @@ def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "")
     """Inverts dataclasses.asdict, including tuples and nested dataclasses.
 
     Accepts former names of fields; fields missing from `value` get their `unstored` value. Unknown
-    fields and rejected values raise a UserError that names the file `source`.
+    and missing fields, and values that are rejected or of another type, raise a UserError that
+    names the file `source`.
     """
     hints = typing.get_type_hints(kind)
-    value = dict(value)
+    value = {str(name): each for name, each in value.items()}
     for field in dataclasses.fields(kind):
         for alias in field.metadata.get("aliases", ()):
             former = value.pop(alias, None)
@@ -145,13 +154,19 @@ def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "")
             f"{source} has fields from a different version, or of an annex that is not installed: "
             f"{names}"
         )
-    known = {}
+    known: dict[str, Any] = {}
     for name, item in value.items():
-        if dataclasses.is_dataclass(hints[name]):
-            item = from_dict(hints[name], item, source, f"{path}{name}.")
-        elif isinstance(item, list):
-            item = tuple(item)
-        known[name] = item
+        is_group = dataclasses.is_dataclass(hints[name])
+        if is_group and isinstance(item, Mapping):
+            known[name] = from_dict(hints[name], item, source, f"{path}{name}.")
+            continue
+        known[name] = tuple(item) if isinstance(item, list) else item
+        if is_group or not has_kind(known[name], hints[name]):
+            kind_of = "a group of settings" if is_group else kind_in_words(hints[name])
+            raise UserError(f"{source}: {path}{name} is {shown(item)}; it must be {kind_of}")
+    for field in dataclasses.fields(kind):
+        if field.default is field.default_factory is REQUIRED and field.name not in known:
+            raise UserError(f"{source} lacks {path}{field.name}")
     try:
         return kind(**known)
     except Rejected as error:

@@ -1,6 +1,5 @@
 """A run's configuration as its folder stores it: config.json, also of earlier versions."""
 
-import copy
 import dataclasses
 import functools
 import json
@@ -110,11 +109,17 @@ def stored_config(value: Mapping[str, Any], source: str) -> Config:
     """Returns the configuration that `source`, a run's folder or file, holds as JSON.
 
     Settings of earlier versions are read where they are now, but for a moving average, which is
-    left out. Raises UserError if one is unknown.
+    left out. Raises UserError for one that is unknown, missing or of another type.
     """
     left_out = {"averages", *_unset_groups(value)}
-    own = copy.deepcopy({name: each for name, each in value.items() if name not in left_out})
+    own = _copied({name: each for name, each in value.items() if name not in left_out})
     return field_paths.from_dict(Config, _moved(own), source)
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _copied(each) if isinstance(each, Mapping) else each for name, each in table.items()
+    }
 
 
 def _unset_groups(value: Mapping[str, Any]) -> set[str]:
@@ -137,7 +142,11 @@ def _moved(config: dict[str, Any]) -> dict[str, Any]:
 
     A function gets the group that had the setting, and its value.
     """
-    for old, new in annexes.entries("moved_settings").items():
+    moves = annexes.entries("moved_settings")
+    firsts = {path.partition(".")[0] for path in (*moves, *moves.values()) if "." in path}
+    if not all(isinstance(config.get(name, {}), dict) for name in firsts):
+        return config  # from_dict refuses it
+    for old, new in moves.items():
         *groups, name = old.split(".")
         table = functools.reduce(lambda table, group: table.get(group, {}), groups, config)
         if name not in table:

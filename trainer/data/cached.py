@@ -290,7 +290,7 @@ class CachedData:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What determines the batches, as JSON values, with the fingerprints of the caches."""
+        """The settings on which the batches depend, and the caches' fingerprints, as JSON."""
         return {**as_batches(self._config), "caches": self.fingerprints}
 
     def explain(self, k: int, row: int) -> list[Document]:

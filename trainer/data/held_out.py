@@ -34,7 +34,7 @@ class HeldOut:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What determines the batches, as JSON values."""
+        """The settings on which the batches depend, as JSON values."""
         return {**self._data.config, "split": self._split}
 
     def place(self, k: int) -> tuple[int, int]:

@@ -22,4 +22,6 @@ def prefetched(
         while coming:
             yield coming.popleft().result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for each in coming:  # cancel_futures=True would fail if Python shuts down
+            each.cancel()
+        pool.shutdown(wait=False)

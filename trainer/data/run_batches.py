@@ -8,13 +8,24 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from tasks.terminal.command_line import UserError
+from tasks.terminal.flag_fields import shown
 from trainer.data.features import Batch
 from trainer.data.origins import Document
 
 __all__ = ["Batches", "Document"]
 
+# The positions of later rows would not fit into 64 bits.
+_END = 1 << 40
 # Feature -> (shape, dtype).
 Spec = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+def whole(name: str, value: Any) -> int:
+    """Returns a whole number of any type; raises UserError, which calls it `name`, for others."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise UserError(f"{name} is {shown(value)}: it must be a whole number") from error
 
 
 class Part(Protocol):
@@ -37,7 +48,7 @@ class Law(Protocol):
 
     @property
     def config(self) -> dict[str, Any]:
-        """What determines the batches, as JSON values."""
+        """The settings on which the batches depend, as JSON values."""
 
     def batches(self, host: int = 0, hosts: int = 1) -> Part:
         """Returns the rows of one host; raises UserError unless `hosts` divides the batch."""
@@ -86,7 +97,7 @@ class Batches:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What determines all batches, as JSON values: `palimpsest.batches(config=…)` takes it."""
+        """The settings on which all batches depend, as JSON values, for `palimpsest.batches`."""
         found = dict(self._law.config)
         if self._length is None:
             found.pop("train_steps", None)
@@ -99,10 +110,11 @@ class Batches:
 
     @state.setter
     def state(self, taken: int) -> None:
-        taken = operator.index(taken)
-        last = "" if self._length is None else f" to {self._length:,}"
-        if taken < 0 or (last and taken > self.length_or(taken)):
-            raise UserError(f"state={taken:,}: it must be the number of batches taken, 0{last}")
+        taken, last = whole("state", taken), self.length_or(_END)
+        if not 0 <= taken <= last:
+            raise UserError(
+                f"state={taken:,}: it must be the number of batches taken, 0 to {last:,}"
+            )
         self._state = taken
 
     def length_or(self, other: int) -> int:
@@ -131,8 +143,11 @@ class Batches:
         The parts in order are the batch. A part can be divided again. Raises UserError unless
         `count` divides the rows, and 0 <= `index` < `count`.
         """
+        index, count = whole("index", index), whole("count", count)
         if not 0 <= index < count:
-            raise UserError(f"shard({index}, {count}): the index must be 0 to {count - 1}")
+            raise UserError(
+                f"shard({index}, {count}): the index must be 0 or more, below the count"
+            )
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._index, part._count = self._index * count + index, self._count * count
@@ -145,7 +160,8 @@ class Batches:
         Raises UserError if there is no such row or pyarrow is not installed, IndexError if there is
         no such batch.
         """
-        k, rows = self._place(k), self._part.rows(k)
+        k, row = self._place(k), whole("row", row)
+        rows = self._part.rows(k)
         if not 0 <= row < rows:
             raise UserError(f"row {row}: the batch has rows 0 to {rows - 1}")
         return self._law.explain(k, self._index * rows + row)
@@ -168,7 +184,7 @@ class Batches:
     def _place(self, k: int) -> int:
         given = operator.index(k)
         place = given + (self._length or 0) * (given < 0)
-        if not 0 <= place < self.length_or(place + 1):
+        if not 0 <= place < self.length_or(_END):
             raise IndexError(f"batch {given:,}: the batches are {self}")
         return place
 

@@ -13,8 +13,9 @@ from typing import Any
 from palimpsest.annexes.pytorch.tensors import FORMS
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.flag_fields import shown
 from trainer.config import config_changes, stored_config
-from trainer.data.run_batches import Batches
+from trainer.data.run_batches import Batches, whole
 
 with extras.needed("palimpsest.torch", "huggingface"):
     import torch
@@ -40,7 +41,7 @@ class DataLoader:
       pin_memory: whether tensors are in memory from which GPUs copy them at once.
       prefetch: batches that each worker makes ahead.
 
-    Other attributes are those of the torch DataLoader that reads `batches` one by one. Raises
+    Other attributes come from the torch DataLoader that reads `batches` one by one. Raises
     UserError unless `world_size` divides the batch.
     """
 
@@ -54,8 +55,15 @@ class DataLoader:
         pin_memory: bool = False,
         prefetch: int = 2,
     ):
-        if form not in FORMS:
-            raise UserError(f"form={form}{nearest(form, FORMS)}: it is one of {', '.join(FORMS)}")
+        if not isinstance(batches, Batches):
+            raise UserError(f"batches is {shown(batches)}: it must be palimpsest.batches(…)")
+        if form not in [*FORMS]:
+            raise UserError(
+                f"form={form}{nearest(str(form), FORMS)}: it is one of {', '.join(FORMS)}"
+            )
+        workers, prefetch = whole("workers", workers), whole("prefetch", prefetch)
+        if workers < 0 or prefetch < 1:
+            raise UserError("workers must be 0 or more, and prefetch 1 or more")
         if (rank is None) is not (world_size is None):
             raise UserError("give both rank and world_size, or neither")
         if rank is None or world_size is None:
@@ -79,6 +87,8 @@ class DataLoader:
         if self._batches.again:
             self.state = 0
         for batch in self._loader:
+            if isinstance(batch, UserError):
+                raise batch
             self.state += 1
             yield batch
 
@@ -93,20 +103,27 @@ class DataLoader:
         self._state = self._batches.state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state, with what determines the batches."""
+        """Returns the state and the settings on which the batches depend."""
         return {"state": self.state, "config": self._batches.config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a state; raises UserError if its batches so far were not these."""
-        before, now = dict(state["config"]), dict(self._batches.config)
-        caches = before.pop("caches"), now.pop("caches")
+        try:
+            taken, before = state["state"], dict(state["config"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError("the state is not what DataLoader.state_dict returned") from error
+        now = dict(self._batches.config)
+        caches, splits = ([each.pop(name, None) for each in (before, now)]
+                          for name in ("caches", "split"))  # fmt: skip
         was, is_now = stored_config(before, "state"), stored_config(now, "batches")
-        differ = config_changes(was, is_now, state["state"])
+        differ = config_changes(was, is_now, whole("state", taken))
         if caches[0] != caches[1]:
             differ.append("the caches have other plans")
+        if splits[0] != splits[1]:
+            differ.append(f"split was {splits[0]}, is {splits[1]}")
         if differ:
             raise UserError(f"the state is of other batches: {'; '.join(differ)}")
-        self.state = state["state"]
+        self.state = taken
 
     def explain(self, k: int, row: int) -> list[Any]:
         """Returns the documents of one of this rank's rows; see `Batches.explain`."""
@@ -118,14 +135,17 @@ class DataLoader:
         return getattr(self._loader, name)
 
 
-class _Rows(data.Dataset[dict[str, Any]]):
+class _Rows(data.Dataset[dict[str, Any] | UserError]):
     """A rank's rows of each batch, as tensors."""
 
     def __init__(self, batches: Batches, form: str):
         self._batches, self._form = batches, form
 
-    def __getitem__(self, k: int) -> dict[str, Any]:
-        made = FORMS[self._form](self._batches[k])
+    def __getitem__(self, k: int) -> dict[str, Any] | UserError:
+        try:
+            made = FORMS[self._form](self._batches[k])
+        except UserError as error:  # torch would add a worker's traceback to its text
+            return error
         return {name: torch.from_numpy(array) for name, array in made.items()}
 
 

@@ -1,7 +1,11 @@
 """Batches in PyTorch: the same for any workers, ranks and resumes; masks for attention."""
 
 import itertools
+import os
 import random
+import shutil
+import signal
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ import pytest
 import palimpsest
 from palimpsest.annexes.pytorch import tensors
 from tasks.terminal.command_line import UserError
+from tests.support.processes import launched
 from tests.support.runs import TASK
 from tests.support.trees import assert_equal
 
@@ -95,7 +100,67 @@ def test_a_held_out_split_is_read_again(text_cache):
     assert sum(1 for _ in found) == len(found) > 1
 
 
+def test_the_state_of_a_split(text_cache):
+    held_out = loader(batches(text_cache, split="validation"))
+    held_out.load_state_dict(held_out.state_dict())
+    with pytest.raises(UserError, match="split was validation, is None"):
+        loader(batches(text_cache)).load_state_dict(held_out.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damage_is_one_line_from_a_worker(text_cache, tmp_path, workers):
+    shutil.copytree(text_cache, tmp_path / TASK)
+    found = loader(batches(tmp_path), workers=workers)
+    shutil.rmtree(tmp_path / TASK)
+    with pytest.raises(UserError, match=r"^\S+ is missing: run pipeline\.build again$"):
+        next(iter(found))
+    assert found.state == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ctrl_c_ends_all_workers(text_cache, method):
+    code = (
+        "import palimpsest, sys, torch\n"
+        "if __name__ == '__main__':\n"
+        f"    torch.multiprocessing.set_start_method({method!r})\n"
+        f"    found = palimpsest.batches({TASK!r}, cache_dir={str(text_cache)!r}, batch_size=4,\n"
+        "        lengths={'inputs': 64, 'targets': 18})\n"
+        "    found.state = 1_000_000\n"
+        "    first, other = (iter(palimpsest.torch.DataLoader(found, workers=1)) for _ in '12')\n"
+        "    same = next(first)['labels'].equal(next(other)['labels'])\n"
+        "    print(same, flush=True)\n"
+        "    for batch in first: pass\n"
+    )
+    process = launched([sys.executable, "-c", code])
+    assert process.stdout.readline().strip() == "True"
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1
+    assert errors.strip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(
+    "state", [None, {}, {"state": 3}, {"state": 3, "config": None}, {"state": "x"}, [3]]
+)
+def test_what_is_no_state_is_refused(mixture, state):
+    with pytest.raises(UserError, match="the state is not what"):
+        loader(mixture).load_state_dict(state)
+
+
 def test_mistakes_are_one_line(mixture):
+    with pytest.raises(UserError, match=r"batches is 3: it must be palimpsest\.batches"):
+        loader(3)
+    with pytest.raises(UserError, match="form=3: it is one of"):
+        loader(mixture, form=3)
+    for name, wrong in itertools.product(("workers", "prefetch", "rank"), (1.5, "1")):
+        options = {"world_size": 2} if name == "rank" else {}
+        with pytest.raises(UserError, match=r" is .*: it must be a whole number"):
+            loader(mixture, **{name: wrong}, **options)
+    for options in ({"workers": -1}, {"prefetch": 0}):
+        with pytest.raises(UserError, match="workers must be 0 or more, and prefetch 1 or more"):
+            loader(mixture, **options)
     with pytest.raises(UserError, match=r"form=flot \(did you mean flat\?\): it is one of"):
         loader(mixture, form="flot")
     with pytest.raises(UserError, match="give both rank and world_size, or neither"):
