@@ -13,8 +13,10 @@ from tests.support.runs import ROOT, TASK
 pytestmark = [pytest.mark.torch, pytest.mark.processes]
 
 TRAINERS = ROOT / "examples" / "trainers"
-LM = "python_docs_autoregressive_lm"
-MIXTURES = {"t5": f"{TASK}=0.7,python_docs_prefix_lm=0.3", "llama": LM}
+MIXTURES = {
+    "t5": f"{TASK}=0.7,python_docs_prefix_lm=0.3",
+    "llama": "python_docs_decoder_prefix_lm=0.5,python_docs_autoregressive_lm=0.5",
+}
 ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
 UPDATES = 8
 
