@@ -118,7 +118,6 @@ def _request(call: AttentionCall) -> Request:
         longest=max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows)),
         weights=shared.attention_weights,
         masked=view.predicate is not None,
-        windowed=view.predicate is not None and view.predicate.window is not None,
         capped=shared.attention_softcap is not None,
         by_distance=view.positions.bias_HLS is None or view.positions.relative is not None,
         added=call.added_logits is not None,

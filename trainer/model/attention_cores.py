@@ -34,7 +34,6 @@ class Request:
       longest: tokens of the longest row on either side; 0 if rows are not known.
       weights: one of `registry.WEIGHT_NAMES`.
       masked: its mask is a `masks.Mask`, which kernels compute themselves.
-      windowed: the mask has a window.
       capped: logits have a limit.
       by_distance: it has no bias, or one that a table of distance buckets gives.
       added: something else is added to the products.
@@ -53,7 +52,6 @@ class Request:
     longest: int = 0
     weights: str = "softmax"
     masked: bool = True
-    windowed: bool = False
     capped: bool = False
     by_distance: bool = True
     added: bool = False

@@ -419,7 +419,6 @@ class ModelConfig:
             device=device,
             weights=self.attention_weights,
             masked=window.fuses and not self.facts("cross_attention").merges,
-            windowed=self.part("attention_window").name != "none",
             capped=self.attention_softcap is not None,
             by_distance=self.facts("position").fuses,
             watched=any(facts.reads_weights for facts in self.stack_facts.values()),

@@ -38,8 +38,7 @@ class Mask(NamedTuple):
     themselves and earlier positions of the row; with `prefix`, tokens in the prefix also see all of
     it; with `window`, they see no key that is `window` or more positions away, or, with `ahead`, no
     later key more than `ahead` positions away. Kernels compute the same from integers per query and
-    key; those for GPUs have no windows. A spec may use any other function as its mask, but kernels
-    do not support it.
+    key. A spec may use any other function as its mask, but kernels do not support it.
     """
 
     causal: bool = False
@@ -57,6 +56,12 @@ class Mask(NamedTuple):
     def skips(self) -> bool:
         """True if no query sees a later key."""
         return self.causal and not self.prefix
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        """How many positions back and ahead of its own a query sees; None: all of them."""
+        back, ahead = (None, None) if self.window is None else (self.window - 1, self.reach)
+        return back, 0 if self.skips else ahead
 
     def on(self, rows: Rows) -> Mask:
         """Returns the mask without a prefix if the rows have none."""

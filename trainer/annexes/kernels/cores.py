@@ -31,9 +31,7 @@ def supports(request: Request) -> Reason | None:
         return Reason("dropout_rate", "0", "which cannot drop weights")
     if request.weights != "softmax":
         return Reason("attention_weights", "'softmax'")
-    if request.capped and on_gpu:
-        return Reason("attention_softcap", "unset")
-    if not request.masked or (request.windowed and on_gpu):
+    if not request.masked:
         return Reason("attention_window", "another one")
     if not request.by_distance:
         return Reason("position", "another one")

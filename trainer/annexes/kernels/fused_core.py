@@ -40,22 +40,21 @@ def run(call: AttentionCall, q_BLJ: Array, k_BSJ: Array | None, v_BSJ: Array | N
     visits, tables = None, None
     if call.pattern is not None:
         visits, tables = _tables(call, call.pattern, q_BLJ.shape[1])
-    kernels: Callable[..., Array] = triton_attention
+    core: Callable[..., Array] = triton_attention
     if not device.is_gpu:
         memory, interpret = kernel_bytes(device), not device.is_tpu
-        softcap = call.shared.attention_softcap
-        kernels = partial(fused_attention, vmem_bytes=memory, interpret=interpret, softcap=softcap)
-    kernels = partial(kernels, head_dim=call.head_dim, predicate=call.predicate, scale=call.scale)
-    sides = [
-        Rows(side.segment_BL, side.prefix_BL) for side in (call.view.rows, call.view.source_rows)
-    ]
+        core = partial(fused_attention, vmem_bytes=memory, interpret=interpret)
+    core = partial(core, head_dim=call.head_dim, predicate=call.predicate, scale=call.scale)
+    core = partial(core, softcap=call.shared.attention_softcap)
+    both = call.view.rows, call.view.source_rows
+    sides = [Rows(side.segment_BL, side.prefix_BL) for side in both]
     table_HR = None if relative is None else relative.table_HR
 
     def attend(*operands: Any) -> Array:
         *others, table_HR, tables = operands
         own = None if relative is None else relative._replace(table_HR=table_HR)
         layout = {} if visits is None else {"layout": (visits, tables)}
-        return kernels(*others, relative=own, **layout)
+        return core(*others, relative=own, **layout)
 
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:

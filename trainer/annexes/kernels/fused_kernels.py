@@ -345,7 +345,8 @@ def _logits(
     if bits is not None and plan.visits is not None:
         own = head if plan.visits.by_group else 0
         bits_1q = _row_of(bits, own * plan.key_blocks + j, columns)
-        part_k1 = lax.broadcasted_iota(jnp.int32, (plan.block_k, 1), 0) // plan.visits.part
+        at_k1 = lax.broadcasted_iota(jnp.int32, (plan.block_k, 1), 0)
+        part_k1 = lax.div(at_k1, jnp.int32(plan.visits.part))
         seen_kq = lax.shift_right_logical(*jnp.broadcast_arrays(bits_1q, part_k1))
         visible_kq &= (seen_kq & 1) > 0
     return jnp.where(visible_kq, logits_kq, MASKED)
@@ -353,7 +354,7 @@ def _logits(
 
 def _row_of(ref: Any, row: Any, columns: Any) -> Array:
     """Returns columns of one row of an int32 array, [1, columns]; loads need whole registers."""
-    first = pl.multiple_of(row // SUBLANES * SUBLANES, SUBLANES)
+    first = pl.multiple_of(lax.div(row, SUBLANES) * SUBLANES, SUBLANES)
     rows = ref[pl.ds(first, SUBLANES), columns]
     number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
     return jnp.sum(jnp.where(number == row - first, rows, 0), 0, keepdims=True)

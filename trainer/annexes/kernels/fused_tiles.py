@@ -117,23 +117,12 @@ class Plan:
 
     def keys_of(self, i: Any) -> tuple[Any, Any]:
         """Returns the first key block that query block i sees, and the one after the last."""
-        first, end, window = 0, i + 1 if self.skips else self.key_blocks, self.predicate.window
-        if window is not None:
-            first = _block_at(i * self.block_q - (window - 1), self.block_k)
-            if not self.skips:
-                last = i * self.block_q + self.block_q - 1 + self.predicate.reach
-                end = _least(_block_at(last, self.block_k) + 1, end)
-        return first, end
+        return seen_blocks(i, self.block_q, self.block_k, self.key_blocks, self.predicate.bounds)
 
     def queries_of(self, j: Any) -> tuple[Any, Any]:
         """Returns the first query block that sees key block j, and the one after the last."""
-        first, end, window = j if self.skips else 0, self.query_blocks, self.predicate.window
-        if window is not None:
-            if not self.skips:
-                first = _block_at(j * self.block_k - self.predicate.reach, self.block_q)
-            last = j * self.block_k + self.block_k - 1 + window - 1
-            end = _least(_block_at(last, self.block_q) + 1, end)
-        return first, end
+        bounds = self.predicate.bounds[::-1]
+        return seen_blocks(j, self.block_k, self.block_q, self.query_blocks, bounds)
 
     @property
     def area(self) -> int:
@@ -202,16 +191,18 @@ class Plan:
         return vector_HTW.reshape(-1, self.heads * self.tiles, period)
 
 
-def _block_at(position: Any, block: int) -> Any:
-    """Returns the block of a position, 0 for those before the row."""
-    if isinstance(position, int):
-        return max(position, 0) // block
-    return lax.div(jnp.maximum(position, 0), jnp.int32(block))
+def seen_blocks(
+    index: Any, block: int, other: int, blocks: int, bounds: tuple[int | None, int | None]
+) -> tuple[Any, Any]:
+    """Returns the first of the other side's blocks that block `index` sees, and the end.
 
-
-def _least(one: Any, other: Any) -> Any:
-    both_known = isinstance(one, int) and isinstance(other, int)
-    return min(one, other) if both_known else jnp.minimum(one, other)
+    `bounds` are those of `Mask`; with any, `block` is a multiple of `other`, the other's length.
+    """
+    back, ahead = bounds
+    low, high = (min, max) if isinstance(index, int) else (jnp.minimum, jnp.maximum)
+    at = index * (block // other)
+    first = 0 if back is None else high(at + -back // other, 0)
+    return first, blocks if ahead is None else low(at + (block - 1 + ahead) // other + 1, blocks)
 
 
 def _divisor(number: int, most: int) -> int:
@@ -253,10 +244,7 @@ def bias_fits(length: int, skips: bool, head_dim: int | None, vmem_bytes: int, b
 def _block(length: int, predicate: Mask, fits: Callable[[int], bool]) -> int:
     def cost(block: int) -> float:
         blocks = pl.cdiv(length, block)
-        tiles = blocks * (blocks + 1) / 2 if predicate.skips else blocks**2
-        if predicate.window is not None:
-            ahead = 0 if predicate.skips else pl.cdiv(predicate.reach, block)
-            tiles = min(tiles, blocks * (1 + pl.cdiv(predicate.window - 1, block) + ahead))
-        return tiles * block**2 * COST_OF_BLOCK[block]
+        seen = (seen_blocks(i, block, block, blocks, predicate.bounds) for i in range(blocks))
+        return sum(end - first for first, end in seen) * block**2 * COST_OF_BLOCK[block]
 
     return min(filter(fits, COST_OF_BLOCK), key=cost, default=min(COST_OF_BLOCK))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainer.model.device import LANES, Device
 
-# Head sizes of the kernels for GPUs: tensor cores need 16 channels, and registers hold 128.
-GPU_HEADS = (16, 32, 64, 128)
+# Head sizes of the kernels for GPUs: tensor cores need 16 channels, and registers hold 256.
+GPU_HEADS = (16, 32, 64, 128, 256)
 # NVIDIA GPUs before Ampere, whose tensor cores have no bfloat16. Earlier drivers say "Tesla V100".
 _BEFORE_AMPERE = ("NVIDIA TITAN", "NVIDIA GeForce GTX", "NVIDIA GeForce RTX 20")
 

@@ -7,11 +7,8 @@ are equal in all tiles on a diagonal of blocks, so a program of the last one add
 all tiles on a diagonal, over the rows of a part of the batch. No program adds to another's results,
 so sums have one order and a step repeats bit for bit.
 
-Logits are in units of log 2, for exp2; statistics are float32. Lengths need not be multiples of a
-block: loads are masked. Heads of queries may share a head of keys and values.
-
-cuDNN and tokamax take a bias only as an array [1 or B, H, L, S]; tokamax writes the gradients of
-all logits, [B, H, L, S], to sum the bias's.
+Logits are in units of log 2, for exp2; statistics are float32. Lengths need not fill blocks: loads
+are masked. Heads of queries may share a head of keys and values.
 
 Dimensions: B batch, L query length, S key length, H heads, G heads of keys and values, K head size,
 J = H * K, R relative buckets, N distances, D diagonals of blocks, I ids, P parts of the batch.
@@ -34,6 +31,7 @@ from jax.experimental.pallas import triton
 
 from trainer.annexes.kernels.fused_attention import NO_KEY, NO_QUERY, ids_of
 from trainer.annexes.kernels.fused_kernels import LEAST
+from trainer.annexes.kernels.fused_tiles import seen_blocks
 from trainer.annexes.kernels.hardware import GPU_HEADS
 from trainer.annexes.kernels.triton_tiles import (
     LOG2_E,
@@ -70,11 +68,13 @@ def triton_attention(
     scale: float = 1.0,
     block: int | None = None,
     interpret: bool = False,
+    softcap: float | None = None,
 ) -> Array:
     """Returns values weighted by `softmax((q k + bias) * scale)`: [B, L, J] in the dtype of q.
 
-    Keys and values may have fewer heads, [B, S, G * K]. A query that sees no key gets zeros. Bias,
-    logits and all sums are float32; weights are rounded to the operands' dtype before the products.
+    With `softcap` c, logits x become c * tanh(x / c) before the softmax. Keys and values may have
+    fewer heads, [B, S, G * K]. A query that sees no key gets zeros. Bias, logits and all sums are
+    float32; weights are rounded to the operands' dtype before the products.
 
     What one product projects need not be taken apart: `q_BLJ` may be [B, L, 3 * J] without the
     other two, or `k_BSJ` [B, S, 2 * G * K] without `v_BSJ`, in one piece each (see `Order`). Their
@@ -94,6 +94,8 @@ def triton_attention(
         length, width = q_BLJ.shape[1:]
         source_length, source_width = k_BSJ.shape[1], k_BSJ.shape[2] // (2 if v_BSJ is None else 1)
     small = max(16, pl.next_power_of_2(min(length, source_length)))
+    # Tiles of 64 keys and 256 channels do not fit an H100's shared memory, or spill registers.
+    parts = max(1, head_dim // 128)
     plan = Plan(
         length,
         source_length,
@@ -103,9 +105,10 @@ def triton_attention(
         predicate.on(query),
         relative.spec if relative else None,
         scale,
-        block or min(_BLOCK_Q, small),
-        block or min(_BLOCK, small),
+        block or min(_BLOCK_Q // parts, small),
+        block or min(_BLOCK // parts, small),
         interpret,
+        softcap,
     )
     query_IL = ids_of(query, plan.predicate, length, NO_QUERY).reshape(-1, length)
     key_IS = ids_of(key, plan.predicate, source_length, NO_KEY).reshape(-1, source_length)
@@ -204,9 +207,9 @@ def _call(
 def _cost(plan: Plan, kind: str, operands: Operands, results: list[Any]) -> pl.CostEstimate:
     """Returns what a kernel does; no compiler reads it, but plans of runs do."""
     batch, dtype = len(operands.q_BLJ), operands.q_BLJ.dtype
-    pairs = batch * plan.num_heads * plan.length * plan.source_length
-    if plan.predicate.skips:
-        pairs //= 2
+    keys, bounds = plan.source_length, plan.predicate.bounds
+    seen = (seen_blocks(i, 1, 1, keys, bounds) for i in range(plan.length))
+    pairs = batch * plan.num_heads * sum(max(end - first, 0) for first, end in seen)
     read, written = (
         sum(array.size * array.dtype.itemsize for array in arrays)
         for arrays in (jax.tree.leaves(operands), results)
@@ -237,7 +240,7 @@ def _forward_kernel(plan: Plan, of: Operands, out_ref: Any, normaliser_ref: Any)
 
     zero_q = jnp.zeros(block, jnp.float32)
     start = zero_q + LEAST, zero_q, jnp.zeros((block, plan.head_dim), jnp.float32)
-    maximum_q, sum_q, mixed_qK = lax.fori_loop(0, _end(plan, i, block), key_block, start)
+    maximum_q, sum_q, mixed_qK = lax.fori_loop(*plan.keys_of(i, block), key_block, start)
     sum_q = jnp.where(sum_q == 0, 1.0, sum_q)
     inside_q = queries.at_q < plan.length
     statistic = normaliser_ref.at[row, head, pl.ds(i * block, block)]
@@ -255,15 +258,16 @@ def _query_kernel(plan: Plan, of: Operands, dq_ref: Any) -> None:
         return dq_qK + dot(gradient_qk.astype(keys.k_kK.dtype), keys.k_kK)
 
     start = jnp.zeros((plan.block, plan.head_dim), jnp.float32)
-    dq_qK = lax.fori_loop(0, _end(plan, i, plan.block), key_block, start)
+    dq_qK = lax.fori_loop(*plan.keys_of(i, plan.block), key_block, start)
     store(plan, (dq_ref, 0), row, queries.at_q, i, head, dq_qK * plan.scale)
 
 
 def _key_kernel(plan: Plan, of: Operands, *refs: Any) -> None:
     j, group, row = (pl.program_id(axis) for axis in range(3))
     keys = load_keys(plan, of, row, j, group)
-    first = j if plan.predicate.skips else 0
-    blocks = jnp.maximum(pl.cdiv(plan.length, plan.block) - first, 0)
+    bounds = plan.predicate.bounds[::-1]
+    first, end = seen_blocks(j, plan.block, plan.block, plan.blocks[0], bounds)
+    blocks = jnp.maximum(end - first, 0)
 
     def query_block(n: Any, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         head = group * plan.shared + lax.div(n, blocks)
@@ -286,10 +290,7 @@ def _bias_kernel(plan: Plan, of: Operands, tiles_ref: Any) -> None:
     rows = of.q_BLJ.shape[0] // tiles_ref.shape[0]
     later = diagonal + plan.diagonals[0]
     first = jnp.maximum(-later, 0)
-    last = jnp.minimum(
-        pl.cdiv(plan.length, plan.block), pl.cdiv(plan.source_length, plan.block) - later
-    )
-    blocks = last - first
+    blocks = jnp.minimum(plan.blocks[0], plan.blocks[1] - later) - first
 
     def tile(n: Any, sum_qk: Array) -> Array:
         row, i = part * rows + lax.div(n, blocks), first + lax.rem(n, blocks)
@@ -299,11 +300,3 @@ def _bias_kernel(plan: Plan, of: Operands, tiles_ref: Any) -> None:
 
     start = jnp.zeros((plan.block, plan.block), jnp.float32)
     tiles_ref[part, head, diagonal] = lax.fori_loop(0, rows * blocks, tile, start)
-
-
-def _end(plan: Plan, i: Any, block_q: int) -> Any:
-    """Returns the number of key blocks that a block of queries sees."""
-    blocks = pl.cdiv(plan.source_length, plan.block)
-    if not plan.predicate.skips:
-        return blocks
-    return jnp.minimum((i + 1) * (block_q // plan.block), blocks)

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from trainer.annexes.kernels.fused_attention import NO_KEY, NO_QUERY
-from trainer.annexes.kernels.fused_tiles import MASKED
+from trainer.annexes.kernels.fused_tiles import MASKED, seen_blocks
 from trainer.model.masks import Mask
 from trainer.model.positions import T5RelativePosition, spread_diagonals
 
@@ -41,6 +41,7 @@ class Plan:
     block_q: int
     block: int
     interpret: bool
+    softcap: float | None = None
 
     @property
     def groups(self) -> int:
@@ -65,10 +66,21 @@ class Plan:
         return jnp.einsum("hr,nr->hn", scaled_HR, choice_NR, precision=lax.Precision.HIGHEST)
 
     @property
+    def blocks(self) -> tuple[int, int]:
+        """The numbers of blocks of queries, outside the forward pass, and of keys."""
+        return pl.cdiv(self.length, self.block), pl.cdiv(self.source_length, self.block)
+
+    def keys_of(self, i: Any, block_q: int) -> tuple[Any, Any]:
+        """Returns the first key block that a block of queries sees, and the end."""
+        return seen_blocks(i, block_q, self.block, self.blocks[1], self.predicate.bounds)
+
+    @property
     def diagonals(self) -> tuple[int, int]:
         """The first and last difference of a tile's key block and query block."""
-        last = 0 if self.predicate.skips else pl.cdiv(self.source_length, self.block) - 1
-        return 1 - pl.cdiv(self.length, self.block), last
+        (queries, keys), (back, ahead) = self.blocks, self.predicate.bounds
+        first = 1 - queries if back is None else max(1 - queries, -back // self.block)
+        last = keys if ahead is None else (self.block - 1 + ahead) // self.block
+        return first, min(last, keys - 1)
 
     def tiles(self, vector_HN: Array) -> Array:
         """Returns the bias tiles of all diagonals, [H, D, q, k]."""
@@ -204,11 +216,16 @@ def logits_of(
     distance = key(keys.at_k) - query(queries.at_q)
     if of.vector_HN is not None:
         logits += of.vector_HN[head, distance + plan.before]
+    if plan.softcap is not None:
+        cap = plan.softcap * LOG2_E
+        logits = cap * jnp.tanh(logits * (1 / cap))
     visible = query(queries.ids[0]) == key(keys.ids[0])
     if plan.predicate.causal:
         visible &= distance <= 0
     if plan.predicate.prefix:
         visible |= query(queries.ids[1]) == key(keys.ids[1])
+    if plan.predicate.window is not None:
+        visible &= (-plan.predicate.window < distance) & (distance <= plan.predicate.reach)
     return jnp.where(visible, logits, MASKED)
 
 
@@ -220,7 +237,12 @@ def gradients_of(
     logits = logits_of(plan, of, head, queries, keys, keys_first)
     weights = jnp.exp2(logits - query(queries.normaliser_q))
     weights_gradient = product(queries.gradient_qK, keys.v_kK)
-    return weights, weights * (weights_gradient - query(queries.inner_q))
+    gradient = weights * (weights_gradient - query(queries.inner_q))
+    if plan.softcap is None:
+        return weights, gradient
+    # Masked logits have no gradient; their square would not be finite.
+    share = jnp.maximum(logits * (1 / (plan.softcap * LOG2_E)), -1)
+    return weights, gradient * (1 - share * share)
 
 
 def _along(keys_first: bool) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:

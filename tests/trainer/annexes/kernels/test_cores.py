@@ -19,7 +19,7 @@ from trainer.model.positions import rotate
         ("cpu", "bfloat16", 64, "einsum"),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 64, "pallas"),
         ("NVIDIA A100-SXM4-80GB", "bfloat16", 128, "pallas"),
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 256, "einsum"),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 256, "pallas"),
         ("NVIDIA H100 80GB HBM3", "float32", 64, "einsum"),
         ("NVIDIA GeForce RTX 2080 Ti", "bfloat16", 64, "einsum"),
         ("Tesla V100-SXM2-32GB", "bfloat16", 64, "einsum"),

@@ -242,6 +242,9 @@ COMPILED = {
     "cross": Case(ENCODER, 114, 512, False, num_heads=6, dtype="bfloat16", block=None),
     "prefix": Case(PREFIX, 2048, 2048, True, dtype="bfloat16", block=None),
     "rotary": Case(DECODER, 2048, 2048, False, 128, dtype="bfloat16", block=None, scale=0.0884),
+    "window": Case(
+        Mask(True, False, 512), 2048, 2048, False, 256, dtype="bfloat16", block=None, softcap=50
+    ),
     "sparse": Case(*(ENCODER, 2048, 2048, True), dtype="bfloat16", pattern=Neighbours(32)),
 }
 
@@ -251,7 +254,7 @@ COMPILED = {
 def test_kernels_compile_for_tpus_without_one(topology):
     pytest.importorskip("libtpu")
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    environment |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
     done = started(__file__, topology, env=os.environ | environment | {"JAX_PLATFORMS": "cpu"})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [*COMPILED]
@@ -277,7 +280,8 @@ def compile_for(topology):
             continue
         operands, rows, gradient = jax.eval_shape(partial(example, case, 0))
         length, source_length = case.length, case.source_length
-        logits = B * case.num_heads * length * source_length * 2
+        padded, source_padded = (-(-each // 128) * 128 for each in (length, source_length))
+        logits = B * case.num_heads * padded * source_padded * 4
 
         layout = None
         if case.pattern:

@@ -6,8 +6,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.annexes.kernels.test_fused_attention import (
+    BOTH_WAYS,
     DECODER,
     ENCODER,
+    LOCAL,
     PREFIX,
     Case,
     assert_written_out,
@@ -32,6 +34,11 @@ CASES = {
     "prefix": Case(PREFIX, 40, 40, True, head_dim=32, dtype="bfloat16"),
     "cross": Case(ENCODER, 14, 70, False, head_dim=128, num_heads=1, block=None),
     "cross, longer": Case(ENCODER, 40, 20, False, head_dim=64, num_heads=1, dtype="bfloat16"),
+    "window": Case(LOCAL, 76, 76, True, head_dim=16, num_heads=4, shared=2, softcap=1.5),
+    "window of a prefix": Case(LOCAL._replace(prefix=True), 60, 60, True, head_dim=16),
+    "window of an encoder": Case(BOTH_WAYS, 76, 76, True, head_dim=16, num_heads=1, softcap=0.5),
+    "window, wide": Case(LOCAL, 140, 140, False, 256, num_heads=1, dtype="bfloat16", block=None),
+    "cap": Case(DECODER, 40, 40, True, head_dim=32, scale=0.125, softcap=2.0),
 }
 
 
@@ -40,7 +47,7 @@ def attend(case, q, k, v, table, query, key, bias_of=bias_of, **more):
         *(q, k, v, query, key, case.head_dim, case.mask),
         relative=RelativeBias(table, bias_of(case)) if case.biased else None,
         scale=case.scale,
-        **{"block": case.block, "interpret": True} | more,
+        **{"block": case.block, "interpret": True, "softcap": case.softcap} | more,
     )
 
 
