@@ -14,9 +14,10 @@ datasets     load_dataset of Parquet files, streaming, shuffled in a buffer, and
 tf.data      T5's pipeline of benchmarks.input_pipeline, without a shuffle
 
 Each measurement is a process on one core. "M tokens/s" is per processor second of all its
-threads and children, the median of --repeats intervals. "first" is the time from the import to the
-first batch, "resume" from the import to the batch after --resume batches, where a loader has a
-state; "peak" is VmHWM. All times are of processors: other work on the machine does not count.
+threads and children, the median of --repeats intervals. "import" is the time to import the
+loader, "first" from there to the first batch, "resume" from there to the batch after --resume
+batches, where a loader has a state; "peak" is VmHWM. All times are of processors: other work on
+the machine does not count.
 """
 
 import collections
@@ -186,6 +187,15 @@ SIDES: dict[str, Any] = {
     "datasets": Datasets(),
     "tf.data": TfData(),
 }
+# What is imported before the clock of the first batch starts.
+_MODULES = {
+    "batches": "trainer.reading",
+    "torch": "palimpsest.annexes.pytorch.loader",
+    "streaming": "streaming",
+    "litdata": "litdata",
+    "datasets": "datasets",
+    "tf.data": "tensorflow",
+}
 # Sides whose state says where to go on.
 _STATEFUL = ("batches", "torch", "streaming")
 
@@ -197,8 +207,11 @@ def _clock() -> float:
 
 
 def measure(flags: "Flags", side: str, cache: str, folder: str, taken: int) -> None:
-    """Prints [tokens/s, seconds to the first batch, peak bytes] as JSON, and exits."""
+    """Prints [tokens/s, seconds to import and to the first batch, peak bytes], and exits."""
     os.sched_setaffinity(0, flags.cores[:1])
+    begin = _clock()
+    importlib.import_module(_MODULES[side])
+    imported = _clock() - begin
     begin = _clock()
     batches = SIDES[side].read(cache, folder, flags.collator, flags.batch_size, taken)
     batch = next(batches)
@@ -214,7 +227,7 @@ def measure(flags: "Flags", side: str, cache: str, folder: str, taken: int) -> N
         speeds.append(count * flags.batch_size * WINDOW / (_clock() - begin))
     with open("/proc/self/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    print(json.dumps([statistics.median(speeds) if speeds else 0, first, peak << 10]))
+    print(json.dumps([statistics.median(speeds or [0]), imported, first, peak << 10]))
     sys.stdout.flush()
     os._exit(0)
 
@@ -242,16 +255,17 @@ def compare(flags: "Flags", folder: pathlib.Path) -> None:
     for side in flags.sides:
         (folder / side).mkdir()
         child(f"SIDES[{side!r}].write({str(cache)!r}, {str(folder / side)!r})")
-        speed, first, peak = map(
+        speed, imported, first, peak = map(
             statistics.median, zip(*(timed(side, 0) for _ in range(flags.rounds)), strict=True)
         )
-        resume = f"{timed(side, flags.resume)[1]:.2f}" if side in _STATEFUL else "-"
+        resume = f"{timed(side, flags.resume)[2]:.2f}" if side in _STATEFUL else "-"
         speeds[side] = speed
-        shown = f"{speed / 1e6:.2f}", f"{speed / speeds[flags.sides[0]]:.2f}", f"{first:.2f}"
-        rows.append((side, *shown, resume, f"{peak / 1e6:.0f}"))
+        shown = f"{speed / 1e6:.2f}", f"{speed / speeds[flags.sides[0]]:.2f}"
+        seconds = f"{imported:.2f}", f"{first:.2f}", resume
+        rows.append((side, *shown, *seconds, f"{peak / 1e6:.0f}"))
     print(machine())
     print(f"{flags.tokens:,.0f} tokens, batches of {flags.batch_size}")
-    header = ("loader", "M tokens/s", "ratio", "first (s)", "resume (s)", "peak (MB)")
+    header = ("loader", "M tokens/s", "ratio", "import (s)", "first (s)", "resume (s)", "peak (MB)")
     print(table(header, rows, markdown=True))
 
 

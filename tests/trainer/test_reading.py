@@ -1,5 +1,6 @@
 """Batches for other programs: the trainer's own, by index and in turn, by rank, with documents."""
 
+import importlib.util
 import itertools
 import json
 import os
@@ -256,6 +257,64 @@ def test_a_loop_in_flax_learns(text_cache):
     numbers, losses = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
     assert numbers == tuple(str(number) for number in range(1, 9))
     assert float(losses[-1]) < float(losses[0]) - 1
+
+
+def example(name):
+    """Returns the module of an example."""
+    path = ROOT / "examples" / "trainers" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_maxtext_reads_them_from_grain(text_cache):
+    data = {"segment_documents": True}
+    found = batches(text_cache, LM, lengths={"targets": 64}, data=data, train_steps=9)
+    dataset = example("maxtext_input").dataset
+    hosts = [iter(dataset(found, host, 2)) for host in range(2)]
+    for k in range(3):
+        made = joined([next(host) for host in hosts])
+        assert_equal(made["inputs"], found[k]["decoder_input_tokens"])
+        assert_equal(made["targets_segmentation"], found[k]["decoder_segment_ids"])
+        assert made["inputs_segmentation"].max() > 1
+    state, resumed = hosts[1].get_state(), iter(dataset(found, 1, 2))
+    resumed.set_state(state)
+    assert_equal(next(resumed), next(hosts[1]))
+    assert sum(1 for _ in hosts[0]) == 6
+    plain = example("maxtext_input").for_maxtext(
+        batches(text_cache, LM, lengths={"targets": 64})[0]
+    )
+    assert plain["inputs_position"].tolist() == [[*range(64)]] * 4
+    assert plain["inputs_segmentation"].all()
+
+
+def shards_of(loader, folder, texts):
+    """Writes texts as another loader's shards."""
+    package = pytest.importorskip(loader, reason=f"{loader} is not installed")
+    if loader == "streaming":
+        with package.MDSWriter(out=str(folder), columns={"text": "str"}, size_limit=9999) as shards:
+            for text in texts:
+                shards.write({"text": text})
+    elif loader == "litdata":
+        samples = [{"text": text} for text in texts]
+        package.optimize(dict, samples, str(folder), chunk_bytes="9KB", num_workers=1)
+    else:
+        package.Dataset.from_dict({"text": texts}).to_parquet(folder / "0.parquet")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loader", ["streaming", "litdata", "datasets"])
+def test_a_cache_has_the_tokens_of_other_loaders(text_cache, tmp_path, loader):
+    home = text_cache.parents[1]
+    (tmp_path / "shards").mkdir()
+    shards_of(loader, tmp_path / "shards", (home / "train.txt").read_text().splitlines()[:500])
+    words = loader, tmp_path / "shards", home / "vocabulary" / "sentencepiece.model"
+    program = ROOT / "examples" / "trainers" / "migrating.py"
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "HF_HOME": str(tmp_path)}
+    done = started(program, *words, tmp_path / "made", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert f" tokens of {loader}, " in done.stdout
 
 
 @pytest.mark.parametrize(
