@@ -5,6 +5,7 @@ normalisation changes is not lost.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,10 @@ class Lost(NamedTuple):
     rows: int  # number of rows that lost all their text
 
 
-def _normalised(text: np.ndarray, vocabulary: Vocabulary) -> int:
+Measure = Callable[[np.ndarray], int]
+
+
+def _normalised(text: np.ndarray, vocabulary: Vocabulary, measure: Measure | None) -> int:
     """Returns the UTF-8 bytes of a text as the vocabulary normalises it, without white space.
 
     Normalisers are slow, and keep the size of ASCII, which is counted as it is; but what follows it
@@ -43,6 +47,8 @@ def _normalised(text: np.ndarray, vocabulary: Vocabulary) -> int:
     rest, removed = np.empty(len(text), np.uint8), ctypes.c_int64()
     size = ctypes.c_int64(len(text))
     kept = library().lost_text_rest(pointer(text), size, pointer(rest), ctypes.byref(removed))
+    if measure:
+        return removed.value + measure(rest[:kept])
     words = vocabulary.codec.normalize(rest[:kept].tobytes().decode()).replace(SPACE, " ").split()
     return removed.value + len("".join(words).encode())
 
@@ -66,7 +72,11 @@ def _known(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> d
 
 
 def of_texts(
-    texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary
+    texts: pa.Array,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    vocabulary: Vocabulary,
+    measure: Measure | None = None,
 ) -> np.ndarray:
     """Returns int64 [texts], the UTF-8 bytes of each that no known token stands for.
 
@@ -75,12 +85,13 @@ def of_texts(
     Args:
       tokens: int32, of all texts, one after another.
       lengths: int64 [texts], tokens of each.
+      measure: the tokenizer's `normalised_bytes`; without it, the vocabulary's library normalises.
     """
     lost = np.zeros(len(texts), np.int64)
     data, bounds = buffers(texts)
     for number, known in _known(tokens, lengths, vocabulary).items():
         text = data[bounds[number] : bounds[number + 1]]
-        size, own = _normalised(text, vocabulary), len(text)
+        size, own = _normalised(text, vocabulary, measure), len(text)
         lost[number] = round(max(size - known, 0) * min(own / max(size, 1), 1))
     return lost
 

@@ -650,3 +650,22 @@ EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, 
   }
   return DONE;
 }
+
+// Returns whether a character is white space. Source: Python's `str.isspace`.
+static bool is_space(u32 point) {
+  if (point < 0x80) return point == ' ' || point - '\t' < 5 || point - 0x1C < 4;
+  return point == 0x85 || point == 0xA0 || point == 0x1680 || point - 0x2000 <= 10 ||
+         point - 0x2028 <= 1 || point == 0x202F || point == 0x205F || point == 0x3000;
+}
+
+// Returns the bytes of a text once normalised, without white space, -1 if memory is short.
+EXPORT i64 sentencepiece_normalised(Encoder *e, const u8 *text, i64 size) {
+  const i64 all = normalise(&e->text, text, text + size, text + size);
+  i64 found = all < 0 ? -1 : 0;
+  text = e->text.bytes;
+  for (i64 at = 0, width; at < all; at += width) {
+    width = character_bytes(text[at]);
+    found += is_space(code_point(text + at, width)) ? 0 : width;
+  }
+  return found;
+}

@@ -146,6 +146,15 @@ class FastTokenizer:
                 self.refused += 1
                 document.value += 1
 
+    def normalised_bytes(self, text: np.ndarray) -> int:
+        """Returns the bytes of UTF-8 text, uint8, once normalised, without white space."""
+        measure = library().sentencepiece_normalised
+        measure.restype = ctypes.c_int64
+        found = measure(self._encoder, pointer(text), ctypes.c_int64(len(text)))
+        if found < 0:
+            raise MemoryError(_SHORT)
+        return found
+
 
 _SHORT = "no memory for the tokenizer's tables or a document"
 

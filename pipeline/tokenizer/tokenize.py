@@ -1,6 +1,6 @@
 """Tokenization of batches of texts, with an audit of the fast tokenizer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,11 @@ class Tokenizer:
                 self.refusal = str(error)
         if not self._fast:
             check_law(vocabulary, law, engine, self.refusal)
+
+    @property
+    def normalised_bytes(self) -> Callable[[np.ndarray], int] | None:
+        """The method of FAST for a SentencePiece model, which measures text; else None."""
+        return getattr(self._fast, "normalised_bytes", None)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids in each).

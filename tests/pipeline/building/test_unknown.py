@@ -1,6 +1,7 @@
 """Texts that the vocabulary cannot spell are counted, named, and refused above a limit."""
 
 import ctypes
+import io
 import json
 import random
 import re
@@ -8,11 +9,15 @@ import unicodedata
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from pipeline import build
+from pipeline.building import lost_text
 from pipeline.native.library import library, pointer
+from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import load
 from tests.support import small_tokenizers
 
 TEXTS = [f"the {colour} house number {n} stands near the gate" for n in range(40)
@@ -213,3 +218,26 @@ def test_long_runs_of_ascii_are_counted_without_the_normaliser():
         kept = library().lost_text_rest(pointer(data), size, pointer(rest), ctypes.byref(removed))
         assert rest[:kept].tobytes() == runs.sub(b" ", text)
         assert removed.value == solid(text) - solid(runs.sub(b" ", text))
+
+
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
+def test_lost_text_is_measured_as_the_library_normalises_it(tmp_path, rule):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=model, normalization_rule_name=rule,
+        vocab_size=40, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "a.model").write_bytes(model.getvalue())
+    loaded = load(str(tmp_path / "a.model"))
+    measure = tokenize.Tokenizer(loaded).normalised_bytes
+    assert measure
+    spaces = [chr(point) for point in range(0x10000) if chr(point).isspace()]
+    draw, letters = (
+        random.Random(0),
+        [*"aé数ﬁ½\u0301\u200b\u2581\U0001f600\x01 ", "red house"],
+    )
+    for _ in range(200):
+        text = "".join(draw.choices(spaces + 3 * letters, k=draw.randrange(1, 30)))
+        raw = np.frombuffer(text.encode(), np.uint8)
+        of_library = lost_text._normalised(raw, loaded, None)
+        assert lost_text._normalised(raw, loaded, measure) == of_library, repr(text)
