@@ -1,6 +1,7 @@
 // Reads batches of a service: client HOST PORT CONFIG.json FIRST COUNT
 // Prints each batch's number, its rows, and for each feature its values' number, sum and last one.
 #include <arrow/api.h>
+#include <arrow/compute/cast.h>
 #include <arrow/flight/api.h>
 
 #include <fstream>
@@ -25,6 +26,7 @@ arrow::Status Run(char** words) {
       std::shared_ptr<arrow::Array> column = chunk.data->column(i);
       while (auto* lists = dynamic_cast<arrow::FixedSizeListArray*>(column.get()))
         column = lists->values();
+      ARROW_ASSIGN_OR_RAISE(column, arrow::compute::Cast(*column, arrow::int32()));  // from uint16
       auto values = std::static_pointer_cast<arrow::Int32Array>(column);
       int64_t sum = 0;
       for (int64_t j = 0; j < values->length(); ++j) sum += values->Value(j);

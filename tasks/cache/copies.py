@@ -1,6 +1,7 @@
 """Local copies of remote files: atomic, verified, and reused after a restart."""
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -53,7 +54,9 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
                 f"{url} has the sha256 {digest} but the manifest says {entry.sha256}: {remedy.redo}"
             )
         os.replace(partial, target)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            error.filename = target
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
         raise
@@ -110,7 +113,10 @@ def _fetch_part(url: str, size: int, file: int, remedy: Remedy, start: int) -> N
                 f"{url} has {found:,} bytes but the manifest says {size:,}: {remedy.redo}"
             ) from None
         raise
-    os.pwrite(file, data, start)
+    left = memoryview(data)
+    while left:  # a full disk takes a part of it first, without an error
+        written = os.pwrite(file, left, start)
+        left, start = left[written:], start + written
 
 
 def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> tuple[str, set[str]]:

@@ -123,7 +123,7 @@ def _fill_disk(trial: "Trial") -> str:
     """Builds where only part of the cache fits, then makes room."""
     paths = [path for path in _path(trial, "a").rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in paths)
-    with _mounted(_path(trial), f"size={int(size * trial.random.uniform(0.2, 0.8))}") as remount:
+    with mounted(_path(trial), f"size={int(size * trial.random.uniform(0.2, 0.8))}") as remount:
         half = max(path.stat().st_size for path in paths if "tfrecord" in path.name) // 2
         limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (half, half))
         if not _build(trial, prepare=None if remount else limit).run().code:
@@ -136,7 +136,7 @@ def _fill_disk(trial: "Trial") -> str:
 
 def _make_read_only(trial: "Trial") -> str:
     """Makes the folder of a finished cache read-only while one of its shards must be redone."""
-    with _mounted(_path(trial), "size=256m") as remount:
+    with mounted(_path(trial), "size=256m") as remount:
         if not remount and not os.geteuid():
             shutil.rmtree(_path(trial))
             return "folder read-only: not tried, as root cannot mount here"
@@ -151,7 +151,7 @@ def _make_read_only(trial: "Trial") -> str:
 
 
 @contextlib.contextmanager
-def _mounted(folder: pathlib.Path, options: str) -> Iterator[Callable[[str], object] | None]:
+def mounted(folder: pathlib.Path, options: str) -> Iterator[Callable[[str], object] | None]:
     """Mounts a small tmpfs above `folder`, and yields a function that remounts it.
 
     Yields None, with nothing mounted, where mounting is not permitted.

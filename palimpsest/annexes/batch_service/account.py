@@ -1,4 +1,4 @@
-"""What a server has done: counters for Prometheus, and a line of JSON for each call."""
+"""A server's counters for Prometheus, and its access log, a line of JSON for each call."""
 
 import collections
 import contextlib

@@ -180,7 +180,7 @@ class Remote:
 class Stream:
     """Rows of batches from servers: a part of each batch, in the order in which they are asked for.
 
-    Consecutive batches come in one stream, which the server makes a few batches ahead. Any thread
+    Consecutive batches come in one stream. Any thread
     may ask; a process that gets the object opens streams of its own.
     """
 
@@ -267,27 +267,26 @@ def _ahead(read: Callable[[int], Batch], numbers: Iterable[int], most: int) -> I
 
     The reader is a daemon thread: a process ends also while no server answers.
     """
-    ready: queue.Queue[tuple[Batch | None, BaseException | None]] = queue.Queue(max(most, 1))
-    over = threading.Event()
+    over: list[bool] = []
+    room: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an entry for each batch wanted
+    ready: queue.SimpleQueue[tuple[Batch | None, BaseException | None]] = queue.SimpleQueue()
 
     def fill() -> None:
-        for number in numbers:
-            found, error = None, None
-            try:
-                found = read(number)
-            except BaseException as raised:
-                error = raised
-            while not over.is_set():
-                with contextlib.suppress(queue.Full):
-                    ready.put((found, error), timeout=0.5)
-                    break
-            if over.is_set() or error:
-                return
-        ready.put((None, None))
+        try:
+            for number in numbers:
+                if not room.get() or over:
+                    return
+                ready.put((read(number), None))
+            ready.put((None, None))
+        except BaseException as error:
+            ready.put((None, error))
 
     threading.Thread(target=fill, name="batches", daemon=True).start()
+    for _ in range(max(most, 1)):
+        room.put(True)
     try:
         while True:
+            room.put(True)
             found, error = ready.get()
             if error:
                 raise error
@@ -295,4 +294,5 @@ def _ahead(read: Callable[[int], Batch], numbers: Iterable[int], most: int) -> I
                 return
             yield found
     finally:
-        over.set()
+        over.append(True)
+        room.put(False)

@@ -1,4 +1,4 @@
-"""Limits of what one client may ask of a server, so that no client takes it from the others."""
+"""Limits of one client's streams, memory and requests, which leave the server to the others."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ class Busy(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a client may have at a time, and how many requests it may make in a second."""
+    """Open streams of one client, bytes that they hold, and its requests in a second."""
 
     streams: int
     bytes: int

@@ -139,8 +139,8 @@ def _check_size(config: Config) -> None:
 class Opened:
     """An opened configuration.
 
-    `record` is a digest of what determines the examples beside the caches and the configuration:
-    the code of objectives, and rates that follow from sizes.
+    `record` is a digest of all that determines the examples beside caches and configuration: the
+    code of objectives, and rates that follow from sizes.
     """
 
     def __init__(self, asked: Asked, whole: Batches):
@@ -150,8 +150,12 @@ class Opened:
         self._config = whole.config | {"task_module": None}
         record = json.dumps(whole.data.record, sort_keys=True)
         self.record = hashlib.sha256(record.encode()).hexdigest()[:32]
+        # Names the batches, as `key` does not where it leaves out the caches' fingerprints.
+        self.batches_key = json.dumps([self._config, self.record], sort_keys=True)
         self.end = whole.length_or(MOST)
         self._part = functools.lru_cache(_PARTS)(whole.shard)
+        # False once a batch has held a value beyond uint16.
+        self.narrow = True
 
     @property
     def replaced(self) -> bool:
@@ -161,7 +165,7 @@ class Opened:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What a client needs beside the batches, as JSON."""
+        """The whole configuration, the number of batches, and `record`, as JSON."""
         length = self._whole.length
         return {"config": self._config, "length": length, "record": self.record}
 

@@ -1,6 +1,5 @@
 """The server of batches, an Arrow Flight service without state: any server answers any ticket."""
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -10,7 +9,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -23,10 +21,10 @@ from palimpsest.annexes.batch_service.opening import Opened, Opener
 from palimpsest.annexes.batch_service.tickets import (
     Ticket,
     config_of,
+    is_narrow,
     json_object,
     number_of,
     record_of,
-    schema_of,
 )
 from palimpsest.annexes.batch_service.tokens import ANYBODY, Holder, Refused, Tokens
 from tasks.terminal import command_line
@@ -35,10 +33,10 @@ from tasks.terminal.command_line import UserError
 _Value = TypeVar("_Value")
 # The key of the middleware that knows a call.
 _CALL = "call"
-# Configurations are opened by so many threads, which mostly wait for files.
+# Configurations that are opened at a time, which mostly wait for files.
 _OPENERS = 2
-# Batches that are made ahead of each stream.
-_READ_AHEAD = 2
+# Batches that a stream holds: the one that is made, and the one that is sent.
+_HELD = 2
 # Characters of an error that a client is told; gRPC sends it in a header.
 _LONGEST_LINE = 1500
 ACTIONS = {
@@ -74,7 +72,7 @@ _STATUSES: Mapping[type[Exception], tuple[str, type[flight.FlightError]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """What a server may take: bytes of batches and of opened configurations, and threads."""
+    """Bytes of kept batches, bytes of opened configurations, and batches made at a time."""
 
     batches: int
     configurations: int
@@ -82,7 +80,7 @@ class Size:
 
 
 class _Call(flight.ServerMiddleware):
-    """One call: who makes it, and what the log says about it."""
+    """One call: its client, and its facts for the log."""
 
     def __init__(self, kind: str, holder: Holder, account: Account):
         self.holder, self._kind, self._account = holder, kind, account
@@ -131,10 +129,10 @@ class Service(flight.FlightServerBase):
     ):
         self._opener, self._size, self._account = opener, size, account
         self.gate = Gate(limits)
-        self._makers = ThreadPoolExecutor(size.threads, "make batches")
-        self._made = shelves.Shelf[pa.RecordBatch](self._makers, lambda r: r.nbytes, size.batches)
-        opening = ThreadPoolExecutor(_OPENERS, "open caches")
-        self._opened = shelves.Shelf[Opened](opening, shelves.array_bytes, size.configurations, 64)
+        self._made = shelves.Shelf[pa.RecordBatch](
+            lambda record: record.nbytes, size.batches, at_once=size.threads
+        )
+        self._opened = shelves.Shelf[Opened](shelves.array_bytes, size.configurations, 64, _OPENERS)
         self._stopping = threading.Event()
         for name, words, value in (
             ("streams", "open streams", lambda: self.gate.open[0]),
@@ -171,19 +169,21 @@ class Service(flight.FlightServerBase):
             opened.check(asked.first)
             spec = opened.spec(asked.first, asked.index, asked.parts)
             size = sum(math.prod(shape) * kind.itemsize for shape, kind in spec.values())
-            schema = schema_of(spec)
-            stream = self._stream(call, asked, opened, schema, (_READ_AHEAD + 1) * size)
-            return flight.GeneratorStream(schema, stream)
+        stream = self._stream(call, asked, opened, _HELD * size)
+        return flight.GeneratorStream(next(stream), stream)
 
-    def _stream(
-        self, call: _Call, asked: Ticket, opened: Opened, schema: pa.Schema, held: int
-    ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """Yields the batches of a ticket with their numbers, made a few ahead.
+    def _stream(self, call: _Call, asked: Ticket, opened: Opened, held: int) -> Iterator[Any]:
+        """Yields the schema of a ticket's batches, then each batch's record with its number.
 
-        A stream may end early: where shapes change, and where the server stops.
+        A stream may end early: where shapes or types change, and where the server stops.
         """
         with _telling(call), self.gate.stream(call.holder.name, held):
-            for step, record in self._ahead(asked, opened):
+            schema = None
+            for step in range(asked.first, min(asked.first + asked.count, opened.end)):
+                record = self._record(opened, step, asked.index, asked.parts)
+                if schema is None:
+                    schema = record.schema
+                    yield schema
                 if record.schema != schema:
                     return
                 call.facts["sent"] += 1
@@ -195,36 +195,21 @@ class Service(flight.FlightServerBase):
                 if call.holder.expired:
                     raise Refused(f"the token of {call.holder.name} has expired")
 
-    def _ahead(self, asked: Ticket, opened: Opened) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yields (number, record) of a ticket's batches.
-
-        The first is made alone, so that a client that wants no more costs no more.
-        """
-        coming: collections.deque[tuple[int, Future[pa.RecordBatch]]] = collections.deque()
-        step, end = asked.first, min(asked.first + asked.count, opened.end)
-        ahead = 0
-        while coming or step < end:
-            while len(coming) <= ahead and step < end:
-                coming.append((step, self._ask(opened, step, asked.index, asked.parts)))
-                step += 1
-            number, future = coming.popleft()
-            try:
-                record = future.result()
-            except UserError:
-                self._opened.drop(opened.key)  # its cache may be another by now
-                raise
-            yield number, record
-            ahead = min(ahead + 1, _READ_AHEAD)
-
-    def _ask(self, opened: Opened, step: int, index: int, parts: int) -> Future[pa.RecordBatch]:
+    def _record(self, opened: Opened, step: int, index: int, parts: int) -> pa.RecordBatch:
         def make() -> pa.RecordBatch:
             begun = time.thread_time()
-            with command_line.storage_named():
-                record = record_of(opened.batch(step, index, parts))
+            batch = opened.batch(step, index, parts)
+            # Once too large, values are likely to be so again.
+            opened.narrow = opened.narrow and is_narrow(batch)
+            record = record_of(batch, opened.narrow)
             self._account.add(making_seconds=time.thread_time() - begun)
             return record
 
-        return self._made.ask((opened.key, opened.record, step, index, parts), make)
+        try:
+            return self._made.ask((opened.batches_key, step, index, parts), make)
+        except (UserError, OSError):
+            self._opened.drop(opened.key)  # its cache may be another by now
+            raise
 
     def _open(self, call: _Call, config: Mapping[str, Any], record: str = "") -> Opened:
         """Returns an opened configuration, whose examples are as the client knows them."""
@@ -234,10 +219,10 @@ class Service(flight.FlightServerBase):
         for task in asked.tasks:
             if not call.holder.may_read(task):
                 raise Forbidden(f"the token of {call.holder.name} is not for task {task}")
-        opened = self._opened.ask(asked.key, lambda: self._opener.open(asked)).result()
+        opened = self._opened.ask(asked.key, lambda: self._opener.open(asked))
         if not record and opened.replaced:
             self._opened.drop(asked.key)
-            opened = self._opened.ask(asked.key, lambda: self._opener.open(asked)).result()
+            opened = self._opened.ask(asked.key, lambda: self._opener.open(asked))
         if record and record != opened.record:
             raise UserError(
                 "this server makes other examples than the one that these batches began with: ask "
@@ -263,7 +248,7 @@ class Service(flight.FlightServerBase):
         opened = self._open(call, config_of(json_object(body, "the body")))
         # Tickets have the whole configuration, which names the same batches.
         key = self._opener.asked(opened.description["config"]).key
-        self._opened.ask(key, lambda: opened).result()
+        self._opened.ask(key, lambda: opened)
         return opened.description
 
     def _explain(self, call: _Call, body: bytes) -> Any:

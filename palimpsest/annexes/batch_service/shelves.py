@@ -1,6 +1,6 @@
-"""What a server keeps for its clients: opened configurations, and batches just made.
+"""Memory that all clients of a server share: opened configurations, and batches just made.
 
-Both are bounded; the entries used last stay. Whatever two clients ask for at once is made once.
+It is bounded, and the entries used last stay. What two clients ask for at once is made once.
 """
 
 import collections
@@ -8,7 +8,7 @@ import gc
 import threading
 import types
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -23,43 +23,54 @@ _LEFT_OUT = (
 
 
 class Shelf(Generic[_Value]):
-    """Values by key that threads of `pool` make, kept up to a total size and a number."""
+    """Values by key, kept up to a total size and a number; `at_once` are made at a time."""
 
     def __init__(
         self,
-        pool: ThreadPoolExecutor,
         size: Callable[[_Value], int],
         most_bytes: int,
         most: int | None = None,
+        at_once: int = 1,
     ):
-        self._pool, self._size = pool, size
+        self._size, self._room = size, threading.BoundedSemaphore(at_once)
         self._most_bytes, self._most = most_bytes, most
         self._lock = threading.Lock()
-        self._futures: dict[Hashable, Future[_Value]] = {}  # what is being made
-        self._kept: collections.OrderedDict[Hashable, tuple[Future[_Value], int]]
+        self._coming: dict[Hashable, Future[_Value]] = {}  # what is being made
+        self._kept: collections.OrderedDict[Hashable, tuple[_Value, int]]
         self._kept = collections.OrderedDict()
         self.bytes = 0
 
-    def ask(self, key: Hashable, make: Callable[[], _Value]) -> "Future[_Value]":
-        """Returns the future value of a key, which `make` returns unless it is kept or made."""
+    def ask(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
+        """Returns the value of a key, which `make` returns unless it is kept or being made."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key][0]
-            if key in self._futures:
-                return self._futures[key]
-            future = self._futures[key] = self._pool.submit(make)
-        future.add_done_callback(lambda done: self._keep(key, done))
-        return future
+            coming = self._coming.get(key)
+            if coming is None:
+                own: Future[_Value] = Future()
+                self._coming[key] = own
+        if coming is not None:
+            return coming.result()
+        try:
+            with self._room:
+                value = make()
+            size = self._size(value)
+        except BaseException as error:
+            own.set_exception(error)
+            with self._lock:
+                del self._coming[key]
+            raise
+        own.set_result(value)
+        self._keep(key, value, size)
+        return value
 
-    def _keep(self, key: Hashable, done: "Future[_Value]") -> None:
-        failed = done.cancelled() or done.exception() is not None
-        size = 0 if failed else self._size(done.result())
+    def _keep(self, key: Hashable, value: _Value, size: int) -> None:
         with self._lock:
-            self._futures.pop(key, None)
-            if failed or size > self._most_bytes:
+            del self._coming[key]
+            if size > self._most_bytes:
                 return
-            self._kept[key] = done, size
+            self._kept[key] = value, size
             self.bytes += size
             while self.bytes > self._most_bytes or len(self._kept) > (self._most or len(self)):
                 _, (_, freed) = self._kept.popitem(last=False)

@@ -107,19 +107,22 @@ def _count(value: Any, name: str, least: int, most: int = MOST) -> int:
     return value
 
 
-def record_of(batch: Mapping[str, np.ndarray]) -> pa.RecordBatch:
-    """Returns a batch as one column per feature, without copies.
+def is_narrow(batch: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether all values are int32 from 0 to 65,535."""
+    return all(
+        array.dtype == np.int32 and not np.bitwise_or.reduce(array, axis=None) >> 16
+        for array in batch.values()
+    )
+
+
+def record_of(batch: Mapping[str, np.ndarray], narrow: bool) -> pa.RecordBatch:
+    """Returns a batch as one column per feature, of uint16 if `narrow`, else without copies.
 
     A feature of shape [rows, length] is a column of lists of this length.
     """
-    columns = [_column(np.ascontiguousarray(array)) for array in batch.values()]
+    made = ((array.astype(np.uint16) if narrow else array) for array in batch.values())
+    columns = [_column(np.ascontiguousarray(array)) for array in made]
     return pa.RecordBatch.from_arrays(columns, names=list(batch))
-
-
-def schema_of(spec: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> pa.Schema:
-    """Returns the schema of the records of batches with these shapes and types."""
-    empty = {name: np.zeros((0, *shape[1:]), kind) for name, (shape, kind) in spec.items()}
-    return record_of(empty).schema
 
 
 def _column(array: np.ndarray) -> pa.Array:
@@ -130,13 +133,18 @@ def _column(array: np.ndarray) -> pa.Array:
 
 
 def batch_of(record: pa.RecordBatch) -> dict[str, np.ndarray]:
-    """Returns the batch of a record, as arrays of its own, which may be written to."""
-    return {name: _array(record.column(name)) for name in record.schema.names}
+    """Returns the batch of a record, as arrays of its own, which may be written to.
+
+    Columns of uint16 become int32.
+    """
+    columns = zip(record.schema.names, record.columns, strict=True)
+    return {name: _array(column) for name, column in columns}
 
 
 def _array(column: pa.Array) -> np.ndarray:
     shape = [len(column)]
-    while pa.types.is_fixed_size_list(column.type):
+    while isinstance(column, pa.FixedSizeListArray):
         shape.append(column.type.list_size)
-        column = column.flatten()
-    return column.to_numpy(zero_copy_only=True).reshape(shape).copy()
+        column = column.values
+    values = column.to_numpy(zero_copy_only=True).reshape(shape)
+    return values.astype(np.int32 if values.dtype == np.uint16 else values.dtype)

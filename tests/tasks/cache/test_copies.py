@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import errno
 import gc
 import hashlib
 import os
@@ -253,3 +254,19 @@ def test_unused_copies_are_deleted_after_a_day_unless_a_process_holds_them(remot
     assert fresh.exists()
     assert copied(remote)[0] == 2 * before[0] + 20
     living.read(np.arange(61))
+
+
+def test_a_short_write_is_continued(remote, monkeypatch):
+    """A nearly full disk takes a part of what is written, without an error."""
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:100], at))
+    read_from_threads(remote, remote.windows(60), rounds=1)
+
+
+def test_a_full_disk_is_named(remote, monkeypatch):
+    def write(file, data, at):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(OSError, match=r"No space left on device: .*tfrecord"):
+        remote.windows(60, local_dir=str(remote.local)).read(np.array([3]))

@@ -10,6 +10,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -238,19 +239,30 @@ def test_a_port_that_is_taken_is_refused(caches, serve):
 
 def test_a_shelf_keeps_the_latest_within_its_bytes():
     made = []
-    with ThreadPoolExecutor(2) as pool:
-        shelf = shelves.Shelf[bytes](pool, len, most_bytes=10)
-        for key in (1, 2, 1, 3, 1, 2):
-            shelf.ask(key, lambda key=key: made.append(key) or b"12345").result()
-            assert wait_for(lambda: not shelf._futures)
-        assert made == [1, 2, 3, 2]  # 2 was the one used longest ago when 3 came
-        assert (shelf.bytes, len(shelf)) == (10, 2)
-        shelf.ask(4, lambda: b"x" * 11).result()
-        assert wait_for(lambda: not shelf._futures)
-        assert 4 not in shelf._kept
-        failed = shelf.ask(5, lambda: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            failed.result()
+    shelf = shelves.Shelf[bytes](len, most_bytes=10)
+    for key in (1, 2, 1, 3, 1, 2):
+        shelf.ask(key, lambda key=key: made.append(key) or b"12345")
+    assert made == [1, 2, 3, 2]  # 2 was the one used longest ago when 3 came
+    assert (shelf.bytes, len(shelf)) == (10, 2)
+    shelf.ask(4, lambda: b"x" * 11)
+    assert 4 not in shelf._kept
+    begun, end = threading.Event(), threading.Event()
+
+    def fail():
+        begun.set()
+        end.wait()
+        raise ZeroDivisionError
+
+    with ThreadPoolExecutor(2) as pool:  # what is made for one is what another waits for
+        first = pool.submit(shelf.ask, 5, fail)
+        begun.wait()
+        second = pool.submit(shelf.ask, 5, lambda: b"")
+        assert wait_for(lambda: pool._work_queue.empty())
+        time.sleep(0.05)
+        end.set()
+        assert isinstance(first.exception(), ZeroDivisionError)
+        assert second.exception() is first.exception()
+    assert shelf.ask(5, lambda: b"") == b""
     held = {"a": [np.zeros(100), np.zeros(50)[:10]], "b": (np.zeros(3),)}
     assert shelves.array_bytes(held) == 8 * 153
 

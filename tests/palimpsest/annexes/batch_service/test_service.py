@@ -13,11 +13,13 @@ import pytest
 
 import palimpsest
 from palimpsest.annexes.batch_service import client, gate
+from palimpsest.annexes.batch_service.opening import Opened
 from palimpsest.annexes.batch_service.tickets import TICKET_BYTES, Ticket, batch_of
 from palimpsest.annexes.batch_service.tokens import Tokens
 from tasks.terminal.command_line import UserError
 from tests.palimpsest.annexes.batch_service.conftest import HOW, address
 from tests.support.trees import assert_equal
+from tests.trainer.conftest import built
 
 
 @pytest.fixture
@@ -63,6 +65,26 @@ def test_a_stream_ends_with_its_token(serve, local, tmp_path):
             stream.read_all()
 
 
+def test_values_beyond_16_bits_are_sent_whole(serve, local, monkeypatch):
+    """From the first batch that has them on; the client asks for another stream."""
+    read, large = Opened.batch, {}
+
+    def batch(self, step, index, parts):
+        found = {name: array.copy() for name, array in read(self, step, index, parts).items()}
+        if step in (2, 4):
+            found["decoder_target_tokens"][0, 0] = (-1, 1 << 16)[step == 4]
+        large[step] = found
+        return found
+
+    monkeypatch.setattr(Opened, "batch", batch)
+    server = serve()
+    made = iter(palimpsest.batches(address(server), **HOW))
+    for step in range(6):
+        assert_equal(next(made), large[step])
+    made.close()
+    assert server.log.getvalue().count('"do_get"') > 1
+
+
 def test_a_ticket_loads_no_module(serve, local, tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
     config = local.config | {"task_module": str(tmp_path / "evil.py")}
@@ -97,7 +119,7 @@ def test_clients_share_what_is_made(serve, local):
     expected = local[:20]
     for number in range(8):
         assert_equal(found[number], expected)
-    assert len({id(each.result()) for each, _ in server._opened._kept.values()}) == 1
+    assert len({id(each) for each, _ in server._opened._kept.values()}) == 1
 
 
 def test_a_stream_goes_on_at_another_server(serve, local, monkeypatch):
@@ -130,6 +152,27 @@ def test_a_server_with_another_cache_is_refused(serve, local):
     changed = law.config | {"caches": dict.fromkeys(law.config["caches"], "0" * 64)}
     with pytest.raises(UserError, match="another plan"):
         client.Remote(address(first), changed)
+
+
+def test_a_cache_that_is_extended_has_new_batches(serve, text_cache, tmp_path):
+    how = {"task": "python_docs_lm", "batch_size": 4, "lengths": {"targets": 32}}
+    server = stale = None
+    for number in range(3):
+        text = "".join(f"text {number} of {line} words\n" for line in range(30))
+        (tmp_path / f"{number}.txt").write_text(text)
+        built(
+            *("--task=python_docs_lm", f"--corpus=text:{tmp_path}/*.txt", "--shard_bytes=4000"),
+            *(f"--cache_dir={tmp_path}/caches", *["--extend"] * bool(number)),
+            f"--vocabulary={text_cache.parents[1]}/vocabulary",
+        )
+        if server:
+            with pytest.raises(UserError, match="have changed"):
+                stale[:60]
+        server = server or serve(cache_dir=f"{tmp_path}/caches")
+        here = palimpsest.batches(cache_dir=f"{tmp_path}/caches", **how)
+        stale = palimpsest.batches(address(server), **how)
+        if number:  # else no shard is open when the cache is extended
+            assert_equal(stale[0], here[0])
 
 
 def ask(server, content, action=None):
