@@ -44,7 +44,7 @@ def test_errors_of_workers(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left") as error:
         run(full)
     assert (error.value.errno, error.value.filename) == (errno.ENOSPC, "/caches/task")
-    with pytest.raises(UserError, match='"it" is\nwrong'):
+    with pytest.raises(UserError, match='"it" is wrong'):
         run(mistaken)
     # A worker's relative paths mean what they mean here.
     (tmp_path / "elsewhere").mkdir()
