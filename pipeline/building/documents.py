@@ -241,8 +241,9 @@ def _tokenized(texts: pa.Array, reader: Reader, most: int) -> _Column:
     tokens, lengths, spelt = tokenize.without_special(reader.vocabulary, tokens, lengths, keeps)
     if len(limits.tokens) > 1:  # the next column overwrites the tokenizer's buffer
         tokens, lengths = tokens.copy(), lengths.copy()
-    of = reader.vocabulary, tokenizer.normalised_bytes
-    lost = sums(lost_text.of_texts(texts, tokens, lengths, *of), parts)
+    measure = tokenizer.normalised_bytes
+    of_text = lost_text.of_texts(texts, tokens, lengths, reader.vocabulary, measure)
+    lost = sums(of_text, parts)
     whole = None
     if len(parts) < len(lengths) or (most and (lengths > most).any()):
         whole = lost_text.counted(tokens, sums(lengths, parts), reader.vocabulary)

@@ -1,7 +1,6 @@
 """Local copies of remote files: atomic, verified, and reused after a restart."""
 
 import contextlib
-import errno
 import fcntl
 import functools
 import hashlib
@@ -42,7 +41,7 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
     """
     partial = target + files.PARTIAL
     try:
-        with open(partial, "w+b") as file:
+        with files.naming_full_disk(target), open(partial, "w+b") as file:
             part = functools.partial(_fetch_part, url, entry.bytes, file.fileno(), remedy)
             starts = range(0, entry.bytes, _PART_BYTES)
             in_threads(
@@ -54,9 +53,7 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
                 f"{url} has the sha256 {digest} but the manifest says {entry.sha256}: {remedy.redo}"
             )
         os.replace(partial, target)
-    except BaseException as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            error.filename = target
+    except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
         raise

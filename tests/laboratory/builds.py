@@ -2,7 +2,6 @@
 
 import argparse
 import collections
-import contextlib
 import functools
 import importlib
 import itertools
@@ -19,14 +18,12 @@ import tokenizers
 
 from pipeline.runners import local_workers
 from tasks import annexes
-from tasks.cache.manifest import MANIFEST, PLAN
-from tasks.storage import files
 from tests.laboratory import faults, oracle, texts
+from tests.laboratory.build_command import MODULE, Build
 from tests.laboratory.commands import Command, Difference, Done, draw_kills
 from tests.laboratory.comparing import cache_differences
 from tests.support import in_process, small_tokenizers
 
-_MODULE = "pipeline.build"
 # The first shards of a large build are finished soon after its start, the last seconds later.
 _LARGE_SHARD_BYTES, _LARGE_WORDS, _SMALL_FILES = 128 << 10, 400, 300
 # Of the trials, this share runs Beam, and half of those with two workers; the others call the
@@ -36,54 +33,6 @@ _KINDS = ("t5", "t5_sentinels", "llama", "gemma", "gpt2", "llama3", "bert", "uni
 _EOS = {"t5": 1, "t5_sentinels": 1, "llama": 2, "gemma": 1, "bytes": 1}
 _EOS_PIECES = {"gpt2": "<|endoftext|>", "llama3": "<|end_of_text|>"}
 _EOS_PIECES |= {"bert": "[SEP]", "unigram": "</s>"}
-
-
-class Build(Command):
-    """A build of the cache in the folder `cache`, or of several in a folder."""
-
-    def __init__(self, cache: pathlib.Path, words: Sequence[object], log: pathlib.Path, **how: Any):
-        self.cache, self.redone = cache, 0
-        self._finished: dict[pathlib.Path, tuple[int, int] | None] = {}
-        super().__init__([_MODULE, *words], log, name="a build", **how)
-
-    def start(self, *more: str, **how: Any) -> Command:
-        self._count_redone()
-        return super().start(*more, **how)
-
-    def finish(self) -> Done:
-        done = super().finish()
-        self._count_redone()
-        return done
-
-    def _count_redone(self) -> None:
-        """Counts finished shards that have gone or changed since the last start."""
-        self.redone += sum(_identity(path) != before for path, before in self._finished.items())
-        receipts = self.cache.rglob("*.receipt-*")
-        names = (path.with_name(path.name.replace("receipt", "tfrecord")) for path in receipts)
-        self._finished = {path: _identity(path) for path in names if path.exists()}
-
-    def shards(self, split: str = "*") -> int:
-        return len(list(self.cache.rglob(f"{split}.receipt-*")))
-
-    def is_planned(self) -> bool:
-        return any(self.cache.rglob(PLAN))
-
-    def is_writing(self) -> bool:
-        return any(self.cache.rglob(f"{files.PARTIAL}*.tfrecord-*"))
-
-    is_working = is_writing
-
-    def _doing(self) -> str:
-        if any(self.cache.rglob(MANIFEST)):
-            return "ending"
-        return "writing shards" if any(self.cache.rglob(f"{files.PARTIAL}*")) else "starting"
-
-
-def _identity(path: pathlib.Path) -> tuple[int, int] | None:
-    with contextlib.suppress(FileNotFoundError):
-        state = path.stat()
-        return state.st_ino, state.st_mtime_ns
-    return None
 
 
 def warm(flags: argparse.Namespace, folder: pathlib.Path) -> None:
@@ -300,7 +249,7 @@ class Trial:
         self._add_files()
         run = functools.partial(_in_random_order, self.random)
         with mock.patch.object(local_workers, "run", run):
-            in_process.run(_MODULE, *self.words("caches/a", "--workers=1"))
+            in_process.run(MODULE, *self.words("caches/a", "--workers=1"))
         for name in self.wanted():
             in_process.run(
                 "pipeline.verify", f"--cache={self.folder}/caches/a/{name}", "--workers=1"

@@ -27,7 +27,8 @@ from tests.support.damage import any_file, damage
 from tests.support.processes import workers_of
 
 if TYPE_CHECKING:
-    from tests.laboratory.builds import Build, Trial
+    from tests.laboratory.build_command import Build
+    from tests.laboratory.builds import Trial
 
 _LAST = ("info.*", "stats.*", MANIFEST, "COMPLETED")  # what completes a cache, in its order
 _FILTERS = (

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from tests.laboratory.builds import Build
+from tests.laboratory.build_command import Build
 from tests.laboratory.commands import (
     DEADLINE_SECONDS,
     Command,

@@ -59,7 +59,7 @@ class Mask(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
-        """How many positions back and ahead of its own a query sees; None: all of them."""
+        """The numbers of positions that a query sees before and after its own; None: all."""
         back, ahead = (None, None) if self.window is None else (self.window - 1, self.reach)
         return back, 0 if self.skips else ahead
 

@@ -180,8 +180,8 @@ class Remote:
 class Stream:
     """Rows of batches from servers: a part of each batch, in the order in which they are asked for.
 
-    Consecutive batches come in one stream. Any thread
-    may ask; a process that gets the object opens streams of its own.
+    Consecutive batches come in one stream. Any thread may ask; a process that gets the object opens
+    streams of its own.
     """
 
     def __init__(self, servers: Servers, ticket: Ticket, end: int):
@@ -267,14 +267,15 @@ def _ahead(read: Callable[[int], Batch], numbers: Iterable[int], most: int) -> I
 
     The reader is a daemon thread: a process ends also while no server answers.
     """
-    over: list[bool] = []
-    room: queue.SimpleQueue[bool] = queue.SimpleQueue()  # an entry for each batch wanted
+    over = threading.Event()
+    wanted: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry for each batch
     ready: queue.SimpleQueue[tuple[Batch | None, BaseException | None]] = queue.SimpleQueue()
 
     def fill() -> None:
         try:
             for number in numbers:
-                if not room.get() or over:
+                wanted.get()
+                if over.is_set():
                     return
                 ready.put((read(number), None))
             ready.put((None, None))
@@ -283,10 +284,10 @@ def _ahead(read: Callable[[int], Batch], numbers: Iterable[int], most: int) -> I
 
     threading.Thread(target=fill, name="batches", daemon=True).start()
     for _ in range(max(most, 1)):
-        room.put(True)
+        wanted.put(None)
     try:
         while True:
-            room.put(True)
+            wanted.put(None)
             found, error = ready.get()
             if error:
                 raise error
@@ -294,5 +295,5 @@ def _ahead(read: Callable[[int], Batch], numbers: Iterable[int], most: int) -> I
                 return
             yield found
     finally:
-        over.append(True)
-        room.put(False)
+        over.set()
+        wanted.put(None)

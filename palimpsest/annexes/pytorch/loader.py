@@ -113,8 +113,8 @@ class DataLoader:
         except (KeyError, TypeError, ValueError) as error:
             raise UserError("the state is not what DataLoader.state_dict returned") from error
         now = dict(self._batches.config)
-        caches, splits = ([each.pop(name, None) for each in (before, now)]
-                          for name in ("caches", "split"))  # fmt: skip
+        caches = [each.pop("caches", None) for each in (before, now)]
+        splits = [each.pop("split", None) for each in (before, now)]
         was, is_now = stored_config(before, "state"), stored_config(now, "batches")
         differ = config_changes(was, is_now, whole("state", taken))
         if caches[0] != caches[1]:

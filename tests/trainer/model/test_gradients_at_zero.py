@@ -41,9 +41,8 @@ def gradients(model, params, batch):
 )
 def test_a_row_of_zeros_has_a_sound_gradient_in_many_layers(batch, norm, changes):
     """Rows begin with the padding id, whose row transformers initialises with zeros."""
-    several = {"num_decoder_layers": 12, "scan_layers": True, "norm": norm}
-    several["query_key_norm"] = True
-    model = TinyModel("lm", **several, **changes)
+    changes = {"num_decoder_layers": 12, "scan_layers": True, **changes}
+    model = TinyModel("lm", norm=norm, query_key_norm=True, **changes)
     params = jax.tree.map(jnp.copy, model.params)
     table = params["decoder"]["token_embedder"]["embedding"]
     params["decoder"]["token_embedder"]["embedding"] = table.at[0].set(0)

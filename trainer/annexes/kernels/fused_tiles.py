@@ -196,7 +196,8 @@ def seen_blocks(
 ) -> tuple[Any, Any]:
     """Returns the first of the other side's blocks that block `index` sees, and the end.
 
-    `bounds` are those of `Mask`; with any, `block` is a multiple of `other`, the other's length.
+    Blocks have `block` positions on this side and `other` on the other, which has `blocks` of them.
+    `bounds` is `Mask.bounds`; unless both are None, `other` must divide `block`.
     """
     back, ahead = bounds
     low, high = (min, max) if isinstance(index, int) else (jnp.minimum, jnp.maximum)

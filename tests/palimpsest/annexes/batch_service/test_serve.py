@@ -256,9 +256,11 @@ def test_a_shelf_keeps_the_latest_within_its_bytes():
     with ThreadPoolExecutor(2) as pool:  # what is made for one is what another waits for
         first = pool.submit(shelf.ask, 5, fail)
         begun.wait()
+        coming, waits = shelf._coming[5], threading.Event()
+        result = coming.result
+        coming.result = lambda: waits.set() or result()
         second = pool.submit(shelf.ask, 5, lambda: b"")
-        assert wait_for(lambda: pool._work_queue.empty())
-        time.sleep(0.05)
+        waits.wait()
         end.set()
         assert isinstance(first.exception(), ZeroDivisionError)
         assert second.exception() is first.exception()

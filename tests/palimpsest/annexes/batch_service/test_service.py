@@ -66,7 +66,7 @@ def test_a_stream_ends_with_its_token(serve, local, tmp_path):
 
 
 def test_values_beyond_16_bits_are_sent_whole(serve, local, monkeypatch):
-    """From the first batch that has them on; the client asks for another stream."""
+    """Earlier batches go in 16 bits; later ones come in 32, in another stream."""
     read, large = Opened.batch, {}
 
     def batch(self, step, index, parts):
