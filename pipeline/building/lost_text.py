@@ -41,8 +41,8 @@ Measure = Callable[[np.ndarray], int]
 def _normalised(text: np.ndarray, vocabulary: Vocabulary, measure: Measure | None) -> int:
     """Returns the UTF-8 bytes of a text as the vocabulary normalises it, without white space.
 
-    Normalisers are slow, and keep the size of ASCII, which is counted as it is; but what follows it
-    may combine with its last character.
+    Normalisers are slow, and keep the size of printable ASCII, which is counted as it is; but what
+    follows it may combine with its last character.
     """
     rest, removed = np.empty(len(text), np.uint8), ctypes.c_int64()
     size = ctypes.c_int64(len(text))

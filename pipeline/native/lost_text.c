@@ -16,21 +16,22 @@ static i64 solid_bytes(const u8 *at, i64 size) {
   return found;
 }
 
-// Copies a text to `out`, with a space instead of each long run of ASCII but the run's last byte.
+// Returns whether a byte is printable ASCII or ASCII's white space, whose size normalisers keep.
+static bool is_plain(u8 byte) { return (u8)(byte - ' ') < 95 || (u8)(byte - '\t') < 5; }
+
+// Copies a text to `out`, with a space instead of each long run of plain bytes but the run's last.
 // Returns the bytes of `out`; `removed` counts those left out, without white space.
 EXPORT i64 lost_text_rest(const u8 *text, i64 size, u8 *out, i64 *removed) {
-  const u64 high = 0x8080808080808080ull;
   u8 *to = out;
   *removed = 0;
   for (i64 at = 0, end; at < size; at = end) {
-    for (end = at; end + 8 <= size && !(load64(text + end) & high);) end += 8;
-    while (end < size && text[end] < 0x80) end++;
+    for (end = at; end < size && is_plain(text[end]);) end++;
     if (end - at >= SHORTEST) {
       *removed += solid_bytes(text + at, end - 1 - at);
       *to++ = ' ';
       at = end - 1;
     }
-    while (end < size && text[end] >= 0x80) end++;
+    while (end < size && !is_plain(text[end])) end++;
     memcpy(to, text + at, (size_t)(end - at));
     to += end - at;
   }

@@ -123,6 +123,8 @@ def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> t
     process; one in the system's temporary folder (`parent` None) is deleted. Files whose size is
     not in `sizes` are deleted. Returns (the folder, names of its unverified files).
     """
+    if parent and files.is_remote(parent):
+        raise UserError(f"--data.local_dir={parent} is not a folder of this machine")
     place = parent or tempfile.gettempdir()
     os.makedirs(place, exist_ok=True)
     free: list[tuple[int, str, int, set[str]]] = []  # (bytes copied, folder, lock, file names)

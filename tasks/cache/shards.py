@@ -20,10 +20,14 @@ from tasks.cache.plan_check import PlanCheck
 from tasks.cache.records import CorruptRecord
 from tasks.cache.row_index import read_row_index
 from tasks.storage import files, retries
+from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError
 
 # Number of parallel copies.
 _COPIERS = 4
+# All objects that open shards; each shard takes two descriptors.
+_live: "weakref.WeakSet[Shards]" = weakref.WeakSet()
+_live_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +109,9 @@ class Shards:
         shards: Sequence[ShardFiles],
         local_dir: str | None = None,
         local_bytes: int = 50 << 30,  # maximum total size of the copies
-        open_shards: int = 0,  # maximum; 0 means an eighth of the process's descriptor limit
+        # Maximum; 0: an eighth of the process's descriptors. Once all objects together have twice
+        # the maximum, each keeps an equal part.
+        open_shards: int = 0,
         plan_check: PlanCheck | None = None,
     ):
         self._shards = shards
@@ -124,6 +130,8 @@ class Shards:
         self._folder = ""
         self._found: set[int] = set()  # copies by an earlier process, not yet verified
         self._prefetching = threading.Lock()
+        with _live_lock:
+            _live.add(self)
 
     @property
     def _remote(self) -> bool:
@@ -165,18 +173,27 @@ class Shards:
         opened = None
         try:
             opened = self._opened(number)
-            return opened
         finally:
             with self._changed:
                 self._opening.discard(number)
                 if opened is not None:
                     opened.readers = 1
                     self._open[number] = opened
-                    surplus = max(0, len(self._open) - self._open_shards)
-                    idle = [key for key, shard in self._open.items() if not shard.readers]
-                    for key in idle[:surplus]:
-                        self._open.pop(key).close()
                 self._changed.notify_all()
+        self._close_surplus(self._open_shards)
+        with _live_lock:
+            live = [*_live]
+        if sum(len(each._open) for each in live) > 2 * self._open_shards:
+            for each in live:
+                each._close_surplus(2 * self._open_shards // len(live))
+        return opened
+
+    def _close_surplus(self, most: int) -> None:
+        """Closes the idle shards that were read longest ago, down to a number of open ones."""
+        with self._changed:
+            idle = [key for key, shard in self._open.items() if not shard.readers]
+            for key in idle[: max(0, len(self._open) - most)]:
+                self._open.pop(key).close()
 
     def release(self, shard: OpenShard) -> None:
         with self._changed:
@@ -230,7 +247,8 @@ class Shards:
 
     def _opened(self, number: int) -> OpenShard:
         try:
-            return self._found_or_copied(number)
+            with command_line.storage_named():
+                return self._found_or_copied(number)
         except UserError as error:
             if self._plan_check and (reason := self._plan_check.error()):
                 raise reason from error

@@ -32,6 +32,7 @@ _STORAGE_ERRORS = {
     errno.ENAMETOOLONG: "this name is too long; choose a shorter one",
     errno.EFBIG: "a file would exceed the largest size allowed here; raise the limit (ulimit -f) "
     "or choose another folder, then run again",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.EPERM: "permission denied; choose a writable folder, or change its permissions",
 }
 

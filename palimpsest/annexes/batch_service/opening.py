@@ -1,6 +1,5 @@
 """Configurations of batches as clients send them: checked, and opened on the server's caches."""
 
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -105,6 +104,10 @@ class Opener:
         """Returns the opened batches; raises UserError as `palimpsest.batches` does."""
         return self._sound(lambda: Opened(asked, batches(config=asked.config, **self._here)))
 
+    def hiding(self, error: UserError) -> UserError:
+        """Returns an error that does not name the caches' folder on this machine."""
+        return UserError(str(error).replace(self._cache_dir, "--cache_dir"))
+
     def _sound(self, make: Callable[[], _Value]) -> _Value:
         """Returns what `make` returns of a client's values.
 
@@ -113,7 +116,7 @@ class Opener:
         try:
             return make()
         except UserError as error:
-            raise UserError(str(error).replace(self._cache_dir, "--cache_dir")) from error
+            raise self.hiding(error) from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise UserError(f"config is not as palimpsest.batches(…).config: {what}") from error
@@ -180,7 +183,7 @@ class Opened:
 
     def spec(self, step: int, index: int, parts: int) -> Spec:
         """Returns feature -> (shape, dtype) of rows of a batch."""
-        part = copy.copy(self._part(index, parts))
+        part = self._part(index, parts).shard(0, 1)  # a copy on the same open caches
         part.state = step
         return part.spec
 

@@ -207,9 +207,9 @@ class Service(flight.FlightServerBase):
 
         try:
             return self._made.ask((opened.batches_key, step, index, parts), make)
-        except (UserError, OSError):
-            self._opened.drop(opened.key)  # its cache may be another by now
-            raise
+        except UserError as error:
+            self._opened.drop(opened)  # its cache may be another by now
+            raise self._opener.hiding(error) from error
 
     def _open(self, call: _Call, config: Mapping[str, Any], record: str = "") -> Opened:
         """Returns an opened configuration, whose examples are as the client knows them."""
@@ -221,7 +221,7 @@ class Service(flight.FlightServerBase):
                 raise Forbidden(f"the token of {call.holder.name} is not for task {task}")
         opened = self._opened.ask(asked.key, lambda: self._opener.open(asked))
         if not record and opened.replaced:
-            self._opened.drop(asked.key)
+            self._opened.drop(opened)
             opened = self._opened.ask(asked.key, lambda: self._opener.open(asked))
         if record and record != opened.record:
             raise UserError(

@@ -76,11 +76,11 @@ class Shelf(Generic[_Value]):
                 _, (_, freed) = self._kept.popitem(last=False)
                 self.bytes -= freed
 
-    def drop(self, key: Hashable) -> None:
-        """Forgets a key's value; the next `ask` makes it again."""
+    def drop(self, value: _Value) -> None:
+        """Forgets a value under all of its keys; the next `ask` makes another."""
         with self._lock:
-            _, size = self._kept.pop(key, (None, 0))
-            self.bytes -= size
+            for key in [key for key, (kept, _) in self._kept.items() if kept is value]:
+                self.bytes -= self._kept.pop(key)[1]
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -268,5 +268,5 @@ def test_a_full_disk_is_named(remote, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", write)
-    with pytest.raises(OSError, match=r"No space left on device: .*tfrecord"):
+    with pytest.raises(UserError, match=r"tfrecord\S+: the disk is full"):
         remote.windows(60, local_dir=str(remote.local)).read(np.array([3]))

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import itertools
 import os
+import resource
 import types
 
 import numpy as np
@@ -226,6 +227,17 @@ def test_few_shards_are_open_and_all_are_closed_at_the_end(cache):
     del windows
     gc.collect()
     assert not open_files(cache.folder)
+
+
+def test_open_caches_share_the_descriptors(cache, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 64))  # 8 open shards a cache
+    several = [cache.windows(60) for _ in range(6)]
+    for _ in range(2):
+        for windows in several:
+            windows.read(np.arange(len(windows)))
+    counts = [len(windows._rows.shards._open) for windows in several]
+    assert max(counts) > 2
+    assert sum(counts) <= 2 * 8 + 4  # the last one's were not trimmed yet
 
 
 def test_threads_do_not_interfere(cache):
