@@ -8,6 +8,7 @@ nanoT5, which is transformers' (run_t5_mlm_flax.py). Each gives 128 rows, 512 ->
 
 batches      palimpsest.batches: global order, checksums, noise, features
 torch        the same, by palimpsest.torch.DataLoader
+service      the same, from `palimpsest serve` by loopback; time and memory are of both processes
 streaming    MosaicML's StreamingDataset of MDS shards, shuffled, and the collator
 litdata      StreamingDataset of optimized chunks, shuffled, and the collator
 datasets     load_dataset of Parquet files, streaming, shuffled in a buffer, and the collator
@@ -21,6 +22,7 @@ the machine does not count.
 """
 
 import collections
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -76,7 +78,7 @@ def _named_windows(cache: str) -> Iterator[dict[str, np.ndarray]]:
 
 
 class Ours:
-    """palimpsest.batches, and its loader for PyTorch."""
+    """palimpsest.batches of a cache or of a service, and its loader for PyTorch."""
 
     def __init__(self, loader: bool = False):
         self._loader = loader
@@ -87,10 +89,12 @@ class Ours:
     def read(self, cache: str, folder: str, collator: str, rows: int, taken: int) -> Batches:
         import palimpsest
 
-        lengths = {"inputs": INPUTS, "targets": TARGETS}
         # Any task of span corruption reads the windows of any cache that is named itself.
+        how = {"task": "c4_span_corruption", "batch_size": rows}
+        how["lengths"] = {"inputs": INPUTS, "targets": TARGETS}
+        served = "://" in cache
         found = palimpsest.batches(
-            "c4_span_corruption", cache_dir=cache, batch_size=rows, lengths=lengths
+            cache if served else None, cache_dir=None if served else cache, **how
         )
         found.state = taken
         if self._loader:
@@ -182,6 +186,7 @@ class TfData:
 SIDES: dict[str, Any] = {
     "batches": Ours(),
     "torch": Ours(loader=True),
+    "service": Ours(),
     "streaming": Streaming(),
     "litdata": Litdata(),
     "datasets": Datasets(),
@@ -191,43 +196,73 @@ SIDES: dict[str, Any] = {
 _MODULES = {
     "batches": "trainer.reading",
     "torch": "palimpsest.annexes.pytorch.loader",
+    "service": "palimpsest.annexes.batch_service.client",
     "streaming": "streaming",
     "litdata": "litdata",
     "datasets": "datasets",
     "tf.data": "tensorflow",
 }
 # Sides whose state says where to go on.
-_STATEFUL = ("batches", "torch", "streaming")
+_STATEFUL = ("batches", "torch", "service", "streaming")
 
 
-def _clock() -> float:
-    """Returns the processor seconds of this process and of its children that ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+@contextlib.contextmanager
+def _place(side: str, cache: str) -> Iterator[tuple[Any, ...]]:
+    """Yields where a side reads: the cache, or a server's address and the number of its process."""
+    if side != "service":
+        yield (cache,)
+        return
+    command = [sys.executable, "-m", "palimpsest", "serve", f"--cache_dir={cache}", "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        try:
+            yield server.stdout.readline().split()[-1], server.pid
+        finally:
+            server.terminate()
 
 
-def measure(flags: "Flags", side: str, cache: str, folder: str, taken: int) -> None:
-    """Prints [tokens/s, seconds to import and to the first batch, peak bytes], and exits."""
+def _seconds(process: int) -> float:
+    """Returns the processor seconds of a process and of its children that ended."""
+    with open(f"/proc/{process}/stat") as file:
+        ticks = file.read().rpartition(")")[2].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def _peak(process: int) -> int:
+    """Returns the most bytes of memory that a process has had."""
+    with open(f"/proc/{process}/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))
+
+
+def measure(flags: "Flags", side: str, cache: str, folder: str, taken: int, *servers: int) -> None:
+    """Prints [tokens/s, seconds to import and to the first batch, peak bytes], and exits.
+
+    A service is named in place of the cache; `servers` are its processes.
+    """
     os.sched_setaffinity(0, flags.cores[:1])
-    begin = _clock()
+    processes = (os.getpid(), *servers)
+
+    def clock() -> float:
+        return sum(map(_seconds, processes))
+
+    begin = clock()
     importlib.import_module(_MODULES[side])
-    imported = _clock() - begin
-    begin = _clock()
+    imported = clock() - begin
+    begin = clock()
     batches = SIDES[side].read(cache, folder, flags.collator, flags.batch_size, taken)
     batch = next(batches)
-    first = _clock() - begin
+    first = clock() - begin
     shapes = {array.shape for array in batch.values()}
     assert shapes <= {(flags.batch_size, INPUTS), (flags.batch_size, TARGETS)}, shapes
     speeds = []
     for _ in range(flags.repeats if not taken else 0):
-        until, begin, count = time.monotonic() + flags.seconds, _clock(), 0
+        until, begin, count = time.monotonic() + flags.seconds, clock(), 0
         while time.monotonic() < until:
             next(batches)
             count += 1
-        speeds.append(count * flags.batch_size * WINDOW / (_clock() - begin))
-    with open("/proc/self/status") as file:
-        peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    print(json.dumps([statistics.median(speeds or [0]), imported, first, peak << 10]))
+        speeds.append(count * flags.batch_size * WINDOW / (clock() - begin))
+    peak = sum(map(_peak, processes))
+    print(json.dumps([statistics.median(speeds or [0]), imported, first, peak]))
     sys.stdout.flush()
     os._exit(0)
 
@@ -247,8 +282,9 @@ def compare(flags: "Flags", folder: pathlib.Path) -> None:
         return done.stdout
 
     def timed(side: str, taken: int) -> list[float]:
-        where = f"{side!r}, {str(cache)!r}, {str(folder / side)!r}, {taken}"
-        found: list[float] = json.loads(child(f"measure({flags!r}, {where})").splitlines()[-1])
+        with _place(side, str(cache)) as (place, *servers):
+            where = f"{side!r}, {place!r}, {str(folder / side)!r}, {taken}, *{servers}"
+            found: list[float] = json.loads(child(f"measure({flags!r}, {where})").splitlines()[-1])
         return found
 
     rows, speeds = [], {}

@@ -30,7 +30,7 @@ _PRESETS = {"encoder_decoder": "t5_1_1_small", "decoder": "lm_small", "encoder":
 # Flags that say from where and how fast batches are read, not what they hold.
 _HERE = ("cache_dir", "data.local_dir", "data.local_bytes", "data.threads", "data.prefetch")
 # What `Batches.config` holds besides a run's settings.
-_BESIDE = ("caches", "split")
+BESIDE = ("caches", "split")
 # Argument -> its type, also in words.
 _KINDS: dict[str, tuple[Any, str]] = {
     "task": (str, "a text"),
@@ -144,7 +144,7 @@ def _configured(
         found, origins = metadata.load_config(os.fspath(model_dir))
         endless = False
     else:
-        plain = {name: each for name, each in (config or {}).items() if name not in _BESIDE}
+        plain = {name: each for name, each in (config or {}).items() if name not in BESIDE}
         found, origins = stored_config(plain, "config"), {}
         endless = "train_steps" not in plain and plain.get("train_tokens") is None
     if others := sorted(values.keys() - {*_HERE}):
@@ -198,16 +198,13 @@ def _served(
         raise UserError(f"{address}: no service has such an address (known: {known})")
     if here := sorted(origins.keys() & {*_HERE[:3]}):
         raise UserError(f"{address} opens its own caches: leave out {here[0]}")
-    if split := given.get("split"):
-        raise UserError(f"{address} gives batches to train on: leave out split={split}")
     wanted = as_batches(config)
     if endless:
         del wanted["train_steps"]
-    if caches := (given.get("config") or {}).get("caches"):
-        wanted["caches"] = caches
-    law = open_law(address, wanted)
-    length = None if endless else law.config["train_steps"]
-    return Batches(law, length, config.data.threads, config.data.prefetch)
+    beside = {**(given.get("config") or {}), **given}
+    wanted |= {name: beside[name] for name in BESIDE if beside.get(name)}
+    law, again = open_law(address, wanted), "split" in wanted
+    return Batches(law, law.length, config.data.threads, config.data.prefetch, again)
 
 
 def _opened(

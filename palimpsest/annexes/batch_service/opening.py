@@ -21,7 +21,7 @@ from trainer.config.phases import parse
 from trainer.config.presets import model_preset
 from trainer.data.mixing import mixtures_of
 from trainer.data.run_batches import Batches, Spec
-from trainer.reading import CacheBatches, batches
+from trainer.reading import BESIDE, CacheBatches, batches
 
 _Value = TypeVar("_Value")
 # The longest row, the positions of all rows of a batch, and the entries of a schedule; so much is
@@ -74,7 +74,7 @@ class Opener:
 
     def _checked(self, key: str) -> Asked:
         config = json.loads(key)
-        caches = config.pop("caches", {})
+        beside = {name: value for name in BESIDE if (value := config.pop(name, None))}
         self._refuse_unknown(config)
         config["task_module"] = self._task_module
         config.setdefault("model", self._known["model"])
@@ -85,8 +85,7 @@ class Opener:
         for name in names:
             if not _NAME.fullmatch(name):
                 raise UserError(f"task {name!a:.60} is no name of a task")
-        whole = config | ({"caches": caches} if caches else {})
-        return Asked(key, whole, tuple(dict.fromkeys(names)))
+        return Asked(key, config | beside, tuple(dict.fromkeys(names)))
 
     def _refuse_unknown(self, config: dict[str, Any]) -> None:
         groups = {"data": self._known["data"]}

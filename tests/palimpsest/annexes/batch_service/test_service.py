@@ -42,6 +42,24 @@ def test_it_is_the_same_object(remote, local):
     remote[0]["decoder_loss_weights"][:] = 0  # arrays are the caller's own
 
 
+def test_a_split_is_served(serve, caches):
+    server = serve()
+    remote = palimpsest.batches(address(server), split="validation", **HOW)
+    local = palimpsest.batches(cache_dir=caches, split="validation", **HOW)
+    assert remote.config == local.config
+    assert remote.spec == local.spec
+    assert len(remote) == len(local)
+    for _ in range(2):  # each iteration begins with the first batch
+        assert_equal([*remote], [*local])
+    again = palimpsest.batches(address(server), config=json.loads(json.dumps(local.config)))
+    assert_equal(again.shard(1, 2)[-1], local.shard(1, 2)[-1])
+    assert remote.explain(0, 3) == local.explain(0, 3) != []
+    with pytest.raises(UserError, match=r"has no (text in )?split test"):
+        palimpsest.batches(address(server), split="test", **HOW)
+    with pytest.raises(UserError, match="there is no batch"):
+        client.Remote(address(server), local.config).batches()[len(local)]
+
+
 def test_consecutive_batches_come_in_one_stream(serve, local):
     server = serve()
     for _, batch in zip(range(30), palimpsest.batches(address(server), **HOW), strict=False):
@@ -239,7 +257,7 @@ def hostile(config):
         ("lengths", 5), ("lengths", {"inputs": "x"}), ("objective", [5]),
         ("objective", ["a=b"]), ("model", 5), ("model", {"family": "x"}), ("data", []),
         ("batch_schedule", 5), ("length_schedule", "x"), ("train_steps", -1), ("caches", 5),
-        ("model", {**config["model"], "mlp_activations": [{}]}),
+        ("split", 5), ("split", "../x"), ("model", {**config["model"], "mlp_activations": [{}]}),
     ):  # fmt: skip
         yield changed(**{name: value}), ""
     yield changed(batch_size=10**12), "more than is served"
