@@ -180,6 +180,22 @@ def _of_flags(flags: Mapping[str, Any]) -> tuple[Config, dict[str, str], bool]:
     return config, origins, endless
 
 
+def settings_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings, as `Batches.config` has them, of batches that flags name.
+
+    Raises UserError as `batches` does for its flags.
+    """
+    config, _, endless = _of_flags(flags)
+    return _settings(config, endless)
+
+
+def _settings(config: Config, endless: bool) -> dict[str, Any]:
+    found = as_batches(config)
+    if endless:
+        del found["train_steps"]
+    return found
+
+
 def _preset(given: Any) -> str:
     """Returns the preset for the first kind of model that the first task of a mixture names."""
     config, _ = from_flags.build_config(_PRESETS["encoder_decoder"], given)
@@ -198,11 +214,10 @@ def _served(
         raise UserError(f"{address}: no service has such an address (known: {known})")
     if here := sorted(origins.keys() & {*_HERE[:3]}):
         raise UserError(f"{address} opens its own caches: leave out {here[0]}")
-    wanted = as_batches(config)
-    if endless:
-        del wanted["train_steps"]
     beside = {**(given.get("config") or {}), **given}
+    wanted = _settings(config, endless)
     wanted |= {name: beside[name] for name in BESIDE if beside.get(name)}
+    # A law whose `length` is the number of batches; None: they are endless.
     law, again = open_law(address, wanted), "split" in wanted
     return Batches(law, law.length, config.data.threads, config.data.prefetch, again)
 

@@ -464,7 +464,7 @@ class Service:
 
     def __init__(self, cache, wanted):
         self.found = palimpsest.batches(config=wanted, cache_dir=cache)
-        self.config = self.found.config
+        self.config, self.length = self.found.config, self.found.length
 
     def batches(self, host=0, hosts=1):
         return self.found.shard(host, hosts)._part

@@ -21,7 +21,7 @@ from trainer.config.phases import parse
 from trainer.config.presets import model_preset
 from trainer.data.mixing import mixtures_of
 from trainer.data.run_batches import Batches, Spec
-from trainer.reading import BESIDE, CacheBatches, batches
+from trainer.reading import BESIDE, CacheBatches, batches, settings_of
 
 _Value = TypeVar("_Value")
 # The longest row, the positions of all rows of a batch, and the entries of a schedule; so much is
@@ -77,6 +77,10 @@ class Opener:
         beside = {name: value for name in BESIDE if (value := config.pop(name, None))}
         self._refuse_unknown(config)
         config["task_module"] = self._task_module
+        if not config.get("task"):
+            raise UserError("config names no task")
+        if "preset" not in config:  # flags, as a client of another language writes them
+            config = settings_of(config)
         config.setdefault("model", self._known["model"])
         read = stored_config(config, "config")
         _check_size(read)

@@ -46,6 +46,12 @@ class Flags:
     tokens: str | None = field(
         None, "TOML file of bearer tokens and their tasks (docs/batch_service.md)", metavar="FILE"
     )
+    licenses: str | None = field(
+        None,
+        'TOML file with the caches\' licences for the pages, in lines "CACHE" = "LICENCE"',
+        metavar="FILE",
+        read_if=ReadIf(lambda flags: flags.status_port is not None, "with --status_port"),
+    )
     tls_certificate: str | None = field(None, "PEM file of TLS's certificate", metavar="FILE")
     tls_key: str | None = field(None, "PEM file of the certificate's key", metavar="FILE")
     local_dir: str | None = field(
@@ -104,9 +110,12 @@ def run(flags: Flags) -> int:
     service = _service(flags, account, tokens, certificate)
     status = ""
     if flags.status_port is not None:
+        from palimpsest.annexes.batch_service.catalogue import Catalogue, read_licenses
         from palimpsest.annexes.batch_service.status import Status
 
-        server = Status((flags.host, flags.status_port), flags.cache_dir, service, account, tokens)
+        catalogue = Catalogue(flags.cache_dir, read_licenses(flags.licenses))
+        place = flags.host, flags.status_port
+        server = Status(place, catalogue, service, account, tokens)
         status = f"; status: {server.begin(flags.tls_certificate, flags.tls_key)}"
     scheme = "grpc+tls" if certificate else "grpc"
     host = f"[{flags.host}]" if ":" in flags.host else flags.host

@@ -164,7 +164,7 @@ class Service(flight.FlightServerBase):
         call = context.get_middleware(_CALL)
         with _telling(call):
             asked = Ticket.parse(ticket.ticket)
-            opened = self._open(call, asked.config, asked.record)
+            opened = self._open(call.holder, asked.config, asked.record)
             call.facts |= {"tasks": opened.tasks, "first": asked.first, "sent": 0, "bytes": 0}
             opened.check(asked.first)
             spec = opened.spec(asked.first, asked.index, asked.parts)
@@ -211,14 +211,14 @@ class Service(flight.FlightServerBase):
             self._opened.drop(opened)  # its cache may be another by now
             raise self._opener.hiding(error) from error
 
-    def _open(self, call: _Call, config: Mapping[str, Any], record: str = "") -> Opened:
+    def _open(self, holder: Holder, config: Mapping[str, Any], record: str = "") -> Opened:
         """Returns an opened configuration, whose examples are as the client knows them."""
         if self.stopping:
             raise Stopping("this server is stopping: ask another")
         asked = self._opener.asked(config)
         for task in asked.tasks:
-            if not call.holder.may_read(task):
-                raise Forbidden(f"the token of {call.holder.name} is not for task {task}")
+            if not holder.may_read(task):
+                raise Forbidden(f"the token of {holder.name} is not for task {task}")
         opened = self._opened.ask(asked.key, lambda: self._opener.open(asked))
         if not record and opened.replaced:
             self._opened.drop(opened)
@@ -245,7 +245,7 @@ class Service(flight.FlightServerBase):
         return {}
 
     def _describe(self, call: _Call, body: bytes) -> dict[str, Any]:
-        opened = self._open(call, config_of(json_object(body, "the body")))
+        opened = self._open(call.holder, config_of(json_object(body, "the body")))
         # Tickets have the whole configuration, which names the same batches.
         key = self._opener.asked(opened.description["config"]).key
         self._opened.ask(key, lambda: opened)
@@ -253,13 +253,17 @@ class Service(flight.FlightServerBase):
 
     def _explain(self, call: _Call, body: bytes) -> Any:
         value = json_object(body, "the body")
-        opened = self._open(call, config_of(value))
+        return self.explained(call.holder, value)
+
+    def explained(self, holder: Holder, value: Mapping[str, Any]) -> list[Any]:
+        """Returns the documents of a row, as the action `explain`; raises UserError likewise."""
+        opened = self._open(holder, config_of(value))
         return opened.explain(number_of(value, "batch"), number_of(value, "row"))
 
     def _spec(self, call: _Call, body: bytes) -> dict[str, Any]:
         """Returns feature -> [shape, type] of rows of a batch."""
         asked = Ticket.parse(body)
-        opened = self._open(call, asked.config, asked.record)
+        opened = self._open(call.holder, asked.config, asked.record)
         opened.check(asked.first)
         spec = opened.spec(asked.first, asked.index, asked.parts)
         return {name: [list(shape), str(kind)] for name, (shape, kind) in spec.items()}

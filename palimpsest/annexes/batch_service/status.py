@@ -1,13 +1,14 @@
 """Health, metrics and pages about what is served, over HTTP; nothing is accepted."""
 
 import http.server
+import json
 import ssl
 import threading
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from palimpsest.annexes.batch_service.account import Account
-from palimpsest.annexes.batch_service.catalogue import Catalogue
+from palimpsest.annexes.batch_service.catalogue import Catalogue, documents_page
 from palimpsest.annexes.batch_service.service import Service
 from palimpsest.annexes.batch_service.tokens import ANYBODY, Holder, Refused, Tokens
 from tasks.terminal.command_line import UserError
@@ -18,20 +19,20 @@ HTML, TEXT, JSON = "text/html; charset=utf-8", "text/plain; charset=utf-8", "app
 
 
 class Status(http.server.ThreadingHTTPServer):
-    """Answers GET /health, /metrics, / and /caches/TASK; `place` is (host, port)."""
+    """Answers GET /health, /metrics, /, /caches/TASK and /explain; `place` is (host, port)."""
 
     daemon_threads = True
 
     def __init__(
         self,
         place: tuple[str, int],
-        cache_dir: str,
+        catalogue: Catalogue,
         service: Service,
         account: Account,
         tokens: Tokens | None,
     ):
         self.service, self.account, self.tokens = service, account, tokens
-        self.catalogue = Catalogue(cache_dir)
+        self.catalogue = catalogue
         self._room = threading.BoundedSemaphore(_AT_ONCE)
         super().__init__(place, _Handler)
 
@@ -90,6 +91,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if url.path == "/":
                 return 200, HTML, catalogue.list_page(names)
             return 200, JSON, catalogue.json(names)
+        if url.path == "/explain":
+            return 200, HTML, self._explained(holder, dict(parse_qsl(url.query)))
         _, folder, name, *rest = [*unquote(url.path).split("/"), "", ""]
         if folder != "caches" or name not in names:
             raise UserError("no such page")
@@ -97,6 +100,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             seed = parse_qs(url.query).get("seed", ["0"])[0]
             return 200, HTML, catalogue.windows_page(name, int(seed) if seed.isdecimal() else 0)
         return 200, HTML, catalogue.page(name)
+
+    def _explained(self, holder: Holder, query: dict[str, str]) -> str:
+        """Returns the page of a row's documents; raises UserError if they are refused.
+
+        Besides `batch` and `row`, the query has fields of a configuration, groups as JSON.
+        """
+        self.server.service.gate.count(holder.name)
+        config = {name: _value(text) for name, text in query.items()}
+        place = {name: config.pop(name, 0) for name in ("batch", "row")}
+        found = self.server.service.explained(holder, {"config": config, **place})
+        return documents_page(place, config, found)
 
     def _holder(self) -> Holder:
         if self.server.tokens is None:
@@ -114,3 +128,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Pages are not in the access log."""
+
+
+def _value(text: str) -> Any:
+    """Returns a value in JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -48,7 +48,9 @@ def serving(caches, tmp_path, *flags, port=0):
 @pytest.mark.processes
 def test_a_command_serves_until_it_is_told_to_stop(caches, local, tmp_path):
     log = tmp_path / "access.jsonl"
+    (tmp_path / "licenses.toml").write_text('"none" = "other"\n"python_*" = "PSF-2.0"\n')
     flags = ("--status_port=0", f"--access_log={log}", "--grace_seconds=1")
+    flags += (f"--licenses={tmp_path}/licenses.toml",)
     with serving(caches, tmp_path, *flags) as (process, printed):
         address, status = re.search(r"(grpc://\S+); status: (\S+)", printed()).groups()
         remote = iter(palimpsest.batches(address, **HOW))
@@ -62,11 +64,19 @@ def test_a_command_serves_until_it_is_told_to_stop(caches, local, tmp_path):
         assert "python_docs_span_corruption" in pages["/"]
         (cache,) = json.loads(pages["/caches.json"]).values()
         assert cache["splits"]["train"]["tokens"] > 10_000
+        assert cache["license"] == "PSF-2.0"
+        assert "PSF-2.0" in pages["/"]
         page = f"{status}/caches/python_docs_span_corruption"
         assert "software: " in urllib.request.urlopen(page).read().decode()
         windows = urllib.request.urlopen(f"{page}/windows?seed=2").read().decode()
         assert "windows of train, seed 2" in windows
-        for path in ("/nothing", "/caches/..%2f..%2fetc", "/caches/x"):
+        config = {name: json.dumps(value) for name, value in HOW.items() if name != "task"}
+        asked = urllib.parse.urlencode({**config, "task": HOW["task"], "batch": 3, "row": 2})
+        explained = urllib.request.urlopen(f"{status}/explain?{asked}").read().decode()
+        for document in local.explain(3, 2):
+            assert f"<td>{document.id}</td>" in explained
+        wrong = "/explain?task=x", "/explain?batch=x&row=0", "/explain?row=9&" + asked[:-6]
+        for path in ("/nothing", "/caches/..%2f..%2fetc", "/caches/x", *wrong):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(status + path)
         process.send_signal(signal.SIGTERM)

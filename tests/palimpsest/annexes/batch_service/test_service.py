@@ -42,6 +42,20 @@ def test_it_is_the_same_object(remote, local):
     remote[0]["decoder_loss_weights"][:] = 0  # arrays are the caller's own
 
 
+@pytest.mark.parametrize(
+    "few", [{"task": "python_docs_lm"}, {"task": HOW["task"], "lengths": {"targets": 511}}]
+)
+def test_a_ticket_may_have_few_settings(serve, caches, few):
+    """As a client of another language writes them; the server has our defaults."""
+    here = palimpsest.batches(cache_dir=caches, **few)
+    with flight.connect(address(serve())) as raw:
+        content = json.dumps({"config": few, "first": 3}).encode()
+        (record,) = (chunk.data for chunk in raw.do_get(flight.Ticket(content)))
+        (told,) = raw.do_action(flight.Action("describe", content))
+    assert_equal(batch_of(record), here[3])
+    assert json.loads(told.body.to_pybytes())["config"] == here.config
+
+
 def test_a_split_is_served(serve, caches):
     server = serve()
     remote = palimpsest.batches(address(server), split="validation", **HOW)
@@ -250,8 +264,10 @@ def hostile(config):
     yield changed(data={**config["data"], "x" * 5000: 1}), "no batches depend"
     for task in ("../x_lm", "/etc/passwd", "a/b_lm", "seqio:x", "hf:x", "\0_lm", "a,../b_lm"):
         yield changed(task=task, caches={}), "is no name of a task"
-    for task in ("", "x=1,y"):
-        yield changed(task=task, caches={}), ""
+    yield changed(task="x=1,y", caches={}), ""
+    yield changed(task=""), "names no task"
+    for short in ({"task": "../x_lm"}, {"task": "x_lm", "lengths": 5}, {"task": 5}):
+        yield {"config": short, "first": 0}, ""
     for name, value in (
         ("seed", "x"), ("seed", 1 << 90), ("batch_size", None), ("batch_size", {}), ("task", 5),
         ("lengths", 5), ("lengths", {"inputs": "x"}), ("objective", [5]),
