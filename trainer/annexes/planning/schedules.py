@@ -32,7 +32,10 @@ _JUMP = re.compile(r"sbr\.rel \((!?)(%\w+)\).*?= \$region(\d+)")
 _EXIT = re.compile(
     r"(%\w+) = scmp\.ge\.s32\.totalorder (?:\(!?%\w+\), )?%\w+, (\d+) /\* loop exit test"
 )
-_COMPARED = re.compile(r"(%\w+) = scmp\.(eq|ne)\.s32\.totalorder (?:\(!?%\w+\), )?(%\w+), \d+\b")
+_COMPARED = re.compile(
+    r"(%\w+) = scmp\.(eq|ne|ge|lt)\.s32\.totalorder (?:\(!?%\w+\), )?(%\w+), (\d+)\b"
+)
+_OUTSIDE = re.compile(r"(%\w+) = pnand (%\w+), (%\w+)")
 _INDEX = re.compile(r"(%\w+) = [^;}]*iteration index")
 # What the schedules of a large step take, and more.
 _FREE_BYTES = 500_000_000
@@ -69,6 +72,8 @@ class Bundles:
     `loops` are (first, last address) -> runs, or None if the limit is not a constant. `skips` are
     (first, last address) -> whether they are skipped at all indices of the grid but one.
     `pipelined` are the addresses that mention a stage of the grid's pipeline, which has `stages`.
+    `windows` are (first, last address) -> the iterations of the loop around them that run them: a
+    fusion's pipeline loops once more for each stage before and after its work.
     """
 
     total: int
@@ -76,6 +81,7 @@ class Bundles:
     skips: Mapping[tuple[int, int], bool]
     pipelined: frozenset[int]
     stages: int
+    windows: Mapping[tuple[int, int], int]
 
     @classmethod
     def parse(cls, text: str) -> "Bundles":
@@ -85,7 +91,8 @@ class Bundles:
         jumps: list[tuple[int, str, str, str]] = []  # (address, negation, condition, region)
         limits: dict[str, int] = {}  # condition that ends a loop -> the loop's limit
         indices: set[str] = set()  # registers with an index of the grid
-        compared: dict[str, tuple[str, str]] = {}  # condition -> (eq or ne, register)
+        compared: dict[str, list[str]] = {}  # condition -> [comparison, register, number]
+        outside: dict[str, list[str]] = {}  # condition -> two, one of which does not hold
         pipelined: set[int] = set()
         for line in text.splitlines():
             found = _ADDRESS.match(line)
@@ -100,8 +107,10 @@ class Bundles:
             limits |= {condition: int(limit) for condition, limit in _EXIT.findall(line)}
             indices.update(_INDEX.findall(line))
             compared |= {condition: rest for condition, *rest in _COMPARED.findall(line)}
+            outside |= {condition: both for condition, *both in _OUTSIDE.findall(line)}
         loops: dict[tuple[int, int], int | None] = {}
         skips: dict[tuple[int, int], bool] = {}
+        windows: dict[tuple[int, int], int] = {}
         for at, negation, condition, region in jumps:
             if region not in first:
                 continue
@@ -109,11 +118,17 @@ class Bundles:
             if to <= at:
                 loops[to, at] = limits.get(condition)
                 continue
-            comparison, register = compared.get(condition, ("", ""))
+            comparison, register, _ = compared.get(condition, [""] * 3)
             # The jump leaves the part out where its condition holds.
             but_one = comparison == ("eq" if negation else "ne")
             skips[at + 1, to - 1] = but_one and register in indices
-        return cls(address + 1, dict(sorted(loops.items())), skips, frozenset(pipelined), stages)
+            both = sorted(compared.get(each, [""] * 3) for each in outside.get(condition, ()))
+            if not negation and [each[0] for each in both] == ["ge", "lt"]:
+                (_, register, low), (_, other, high) = both
+                if register == other and register in indices:
+                    windows[at + 1, to - 1] = int(high) - int(low)
+        in_order = dict(sorted(loops.items()))
+        return cls(address + 1, in_order, skips, frozenset(pipelined), stages, windows)
 
     def fusion_cycles(self) -> int:
         """Returns the bundles that a fusion runs; loops of unknown length count once."""
@@ -121,6 +136,11 @@ class Bundles:
         for (start, end), limit in self.loops.items():
             for at in range(start, end + 1):
                 runs[at] *= limit or 1
+        for (first, last), iterations in self.windows.items():
+            around = [loop for loop in self.loops if loop[0] < first and last <= loop[1]]
+            if around and (limit := self.loops[around[-1]]):
+                for at in range(first, last + 1):
+                    runs[at] = runs[at] // limit * iterations
         return sum(runs)
 
     def kernel_schedule(self) -> Schedule:

@@ -94,6 +94,26 @@ def test_loops_over_tiles_are_work_of_every_step():
     assert (schedule.once, schedule.inner) == (0, 52)
 
 
+@pytest.mark.parametrize(
+    ("other", "join", "runs"),
+    [
+        ("%s7", "pnand", 4),  # the work of iterations 1 to 4; the first and last only copy
+        ("%s7", "por", 6),
+        ("%s8", "pnand", 6),  # not the loop's index
+    ],
+)
+def test_the_work_of_a_fusion_does_not_run_while_its_pipeline_fills_or_drains(other, join, runs):
+    text = bundles(
+        "%s7 = sphi %s5 /* iteration index, stage = 1 */ /* Start region 1 */",
+        f"%p4 = scmp.ge.s32.totalorder %s7, 1 ;; %p5 = scmp.lt.s32.totalorder {other}, 5",
+        f"%p6 = {join} %p4, %p5", "%4 = sbr.rel (%p6) target = $region60", *loop(8, 98, 3),
+        "/* Start/End empty region 60 */",
+        "%p2 = scmp.ge.s32.totalorder %s2, 6 /* loop exit test */",
+        "%8 = sbr.rel (!%p2) target = $region1",
+    )  # fmt: skip
+    assert Bundles.parse(text).fusion_cycles() == 6 * 7 + runs * 3 * 100
+
+
 def test_kernels_of_scans_count_as_often_as_they_run():
     x = jax.ShapeDtypeStruct((16, 128), jnp.float32)
 
