@@ -4,6 +4,9 @@ Those are names of the slot "python", which are loaded when they are used, and J
 command needs them.
 """
 
+import importlib.abc
+import importlib.util
+import sys
 from typing import Any
 
 import palimpsest_home
@@ -35,3 +38,18 @@ def _known() -> dict[str, str]:
 
     annexes.reserve("python", _OWN)
     return {**_OWN, **annexes.entries("python")}
+
+
+class _Modules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports modules of annexes by their short names, as in `from palimpsest.torch import …`."""
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        package, _dot, last = name.partition(".")
+        found = package == __name__ and ":" not in _known().get(last, ":")
+        return importlib.util.spec_from_loader(name, self) if found else None
+
+    def exec_module(self, module: Any) -> None:
+        sys.modules[module.__name__] = __getattr__(module.__name__.partition(".")[2])
+
+
+sys.meta_path.append(_Modules())

@@ -1,5 +1,6 @@
 """Batches in PyTorch: the same for any workers, ranks and resumes; masks for attention."""
 
+import importlib
 import itertools
 import os
 import random
@@ -32,6 +33,15 @@ def batches(cache, task=TASK, inputs=64, targets=64, **flags):
 
 def loader(found, **options):
     return palimpsest.torch.DataLoader(found, **options)
+
+
+def test_it_is_imported_by_its_short_name():
+    from palimpsest.torch import DataLoader
+
+    assert DataLoader is palimpsest.torch.DataLoader
+    for name in ("batches", "none"):
+        with pytest.raises(ModuleNotFoundError, match=f"No module named 'palimpsest.{name}'"):
+            importlib.import_module(f"palimpsest.{name}")
 
 
 def arrays(batch):
