@@ -77,7 +77,8 @@ def batches(
 
     Raises UserError, one line, for what the command refuses.
     """
-    _check_kinds({"task": source, "model_dir": model_dir, "config": config, "split": split})
+    task = flags.get("task", source)
+    _check_kinds({"task": task, "model_dir": model_dir, "config": config, "split": split})
     _check_kinds(config or {}, "config.")
     with extras.named(), command_line.storage_named():
         address = source if source and "://" in source else None
@@ -95,6 +96,8 @@ def _check_kinds(given: Mapping[str, Any], within: str = "") -> None:
         kind, words = _KINDS.get(name, (object, ""))
         if not (value is None or isinstance(value, kind)):
             raise UserError(f"batches: {within}{name} is {shown(value)}: it must be {words}")
+        if value == "" and name in _KINDS:
+            raise UserError(f"batches: {within}{name} is empty")
 
 
 class CacheBatches(Batches):

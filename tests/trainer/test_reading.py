@@ -392,6 +392,7 @@ def test_values_of_another_type_in_a_configuration(text_cache, path, value, says
         ({"data.skip": [[1]]}, "--data.skip=1: it must be"),
         ({"preset": "a\nb"}, "unknown preset a b"),
         ({"split": ["test"]}, "batches: split is ['test']: it must be a text"),
+        ({"task": ""}, "batches: task is empty"),
         ({"model_dir": 3}, "batches: model_dir is 3: it must be a path"),
         ({"config": [("seed", 1)]}, "batches: config is [('seed', 1)]: it must be a dict"),
         ({"task": 3}, "batches: task is 3: it must be a text"),

@@ -240,8 +240,9 @@ def model_preset(name: str) -> ModelConfig:
     if name not in MODEL_PRESETS:
         meant = _of_the_hub(name)
         hint = f" (did you mean {meant}?)" if meant else nearest(name, MODEL_PRESETS)
-        known = "--help=presets lists them" if hint else f"known: {', '.join(MODEL_PRESETS)}"
-        raise UserError(f"unknown preset {name}{hint}; {known}")
+        raise UserError(
+            f"unknown preset {name}{hint}: palimpsest pretrain --help=presets lists them"
+        )
     return MODEL_PRESETS[name]
 
 
