@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pipeline.building.rows import sums
 from pipeline.native.library import library, pointer
-from pipeline.tokenizer.fast_tokenizer import buffers
+from pipeline.tokenizer.word_tokenizer import buffers
 from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary
 

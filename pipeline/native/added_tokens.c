@@ -2,9 +2,6 @@
 #include "simd.h"
 #include "trie.h"
 
-#define TEXT (-1)
-#define REFUSED (-2)
-
 // Tokens of one search; `Added` in added_tokens.py has the same fields.
 typedef struct {
   const i64 *tokens;  // trie from token to id

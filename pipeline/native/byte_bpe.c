@@ -5,17 +5,6 @@
 #include "trie.h"
 #include "word_memo.h"
 
-// Reasons why `byte_bpe_encode` stops.
-#define DONE 0
-#define NORMALISE 1  // the normaliser may change the document
-#define LIBRARY 2    // the library must encode the document
-#define NO_MEMORY 3
-#define GROW 4  // `out` may be too short for the document's ids
-
-// Instead of an added token's id, for a part that is text or is left to the library.
-#define TEXT (-1)
-#define REFUSED (-2)
-
 #define AHEAD 64  // words whose entries are fetched before they are needed, at least a block's
 #define NONE 0xFFFFFFFFu         // rank of a pair that is not merged
 #define SHORT_LENGTH WORD_BYTES  // of words whose pairs are searched one after the other
@@ -371,13 +360,6 @@ static i32 *encode_text(Encoder *e, const u8 *text, i64 size, i32 *out) {
   return out ? encode_words(e, text, places, count, out) : NULL;
 }
 
-static bool has_token(const Rules *r, const u8 *at, const u8 *end) {
-  i32 value;
-  for (; at < end; at++)
-    if (r->begins[*at] && trie_longest(r->tokens, at, end, &value)) return true;
-  return false;
-}
-
 // Encodes parts data[offsets[i]:offsets[i + 1]] from `*first` on into `out` [room] from `*used` on;
 // `lengths` receives the number of ids of each. `given` are TEXT, REFUSED or the only id of a part.
 // Returns DONE or why it stops, with the part in `*first`; `normal` says that parts need no
@@ -396,7 +378,7 @@ EXPORT i64 byte_bpe_encode(Encoder *e, const u8 *data, const i64 *offsets, const
       continue;
     }
     if (size > INT32_MAX || given[*first] == REFUSED ||
-        (e->refuses && has_token(r, text, end)))
+        (e->refuses && trie_occurs(r->tokens, r->begins, text, end)))
       return LIBRARY;
     lengths[*first] = 0;
     if (!size) continue;

@@ -13,6 +13,10 @@
 
 #define TEXT_SLACK 64  // bytes beyond a text that can be read
 
+// Instead of an added token's id, for a part that is text or is left to the library.
+#define TEXT (-1)
+#define REFUSED (-2)
+
 typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;

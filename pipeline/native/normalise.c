@@ -32,10 +32,10 @@ INLINE bool joins(const Normaliser *z, const u8 *at) {
   return width == 4 || z->points[code_point(at, width)] & JOINS;
 }
 
-INLINE void begin_text(const Normaliser *z, Progress *s) {
+INLINE void begin_text(const Normaliser *z, Progress *s, u8 first) {
   if (s->begun) return;
   s->begun = true;
-  if (z->prefix) *s->out++ = ' ';
+  if (z->prefix == ALWAYS || (z->prefix == IF_MISSING && first != ' ')) *s->out++ = ' ';
 }
 
 // Copies characters that no rule changes, blocks at a time, up to the first other one. Returns
@@ -55,7 +55,7 @@ INLINE bool copy_blocks(const NormalText *t, Progress *s, const u8 *readable, bo
     }
     Block block = block_load(from), is_space = block_in(block, &t->spaces);
     u32 spaces = block_mask(is_space), bad = ~block_mask(block_in(block, &t->kept));
-    if (z->remove_extra) bad |= spaces & (spaces << 1 | s->after_space);
+    if (z->collapse) bad |= spaces & (spaces << 1 | s->after_space);
     bad &= BLOCK_ALL;
     i64 run = bad ? __builtin_ctz(bad) : BLOCK;
     if (run > left) run = left;
@@ -73,7 +73,7 @@ INLINE bool copy_blocks(const NormalText *t, Progress *s, const u8 *readable, bo
     }
     s->out += run;
     s->at += run;
-    if (run) s->after_space = z->remove_extra && spaces >> (run - 1) & 1;
+    if (run) s->after_space = z->collapse && spaces >> (run - 1) & 1;
     if (s->at == s->end) return false;
     if (run == BLOCK) continue;
     if (!(spaces >> run & 1)) return false;
@@ -100,6 +100,45 @@ INLINE void copy_characters(const Normaliser *z, Progress *s) {
   }
 }
 
+INLINE u8 flags_of(const Normaliser *z, const u8 *at) {
+  return z->points[code_point(at, character_bytes(*at))];
+}
+
+// Returns the bytes at `s->at` that one rule replaces, 0 if none: a grapheme of less than WHOLE_BYTES
+// with a rule for its beginning, or a character. Emoji, Hangul and Indic consonants may join those
+// before or after them to longer graphemes: such places are hard.
+// Source: huggingface/tokenizers, `normalizers/precompiled.rs`, and spm_precompiled, `transform`.
+static i64 grapheme_rule(const Normaliser *z, Progress *s, u32 *place) {
+  const u8 *at = s->at, *before = at;
+  const i64 width = character_bytes(*at);
+  const u8 flags = flags_of(z, at);
+  u8 flags_before = LONE;
+  if (before > s->begin) {
+    do before--;
+    while ((*before & 0xC0) == 0x80);
+    flags_before = flags_of(z, before);
+  }
+  const i64 width_before = at - before;
+  i64 size = width, reached;
+  if (*at == '\r' && s->end - at > 1 && at[1] == '\n')
+    size = 2;
+  else if (!(flags & LONE) && (!(flags & JOINS) || flags_before & LONE))
+    while (at + size < s->end && size < WHOLE_BYTES && flags_of(z, at + size) & JOINS)
+      size += character_bytes(at[size]);
+  s->hard |= (flags & HARD) != 0;
+  if (size > width && size < WHOLE_BYTES && find_rule(z, at, at + size, true, place, &reached)) {
+    const u32 point = code_point(at, width);
+    s->hard |= point == 0xA9 || point == 0xAE;  // the emoji of two bytes
+    s->hard |= width > 2 && (width_before > 2 || flags_before & JOINS);
+    return size;
+  }
+  if (!find_rule(z, at, at + width, true, place, &reached)) return 0;
+  // Which characters of four bytes are alone is unknown.
+  s->hard |= flags & JOINS && width_before == 4 && !(flags_before & JOINS) &&
+             at + width < s->end && flags_of(z, at + width) & JOINS;
+  return width;
+}
+
 // Writes the replacement of the character or symbol at `s->at`.
 static void replace(const Normaliser *z, Progress *s) {
   const u8 *from = s->at, *to;
@@ -109,7 +148,8 @@ static void replace(const Normaliser *z, Progress *s) {
   if (z->begins_symbol[*s->at]) length = trie_longest(z->symbols, s->at, s->end, &value);
   to = from + length;
   if (!length) {
-    length = longest_rule(z, s->at, s->end, &place, &reached);
+    length = z->graphemes ? grapheme_rule(z, s, &place)
+                          : longest_rule(z, s->at, s->end, &place, &reached);
     if (length) {
       from = z->right_sides + place;
       to = from + strlen((const char *)from);
@@ -121,12 +161,14 @@ static void replace(const Normaliser *z, Progress *s) {
   }
   s->at += length;
   if (!s->begun) {
-    if (z->remove_extra && to - from == 1 && *from == ' ') return;
-    begin_text(z, s);
+    if (z->strip_left && to - from == 1 && *from == ' ') return;
+    while (z->strip_left && from < to && *from == ' ') from++;
+    if (from == to && z->graphemes) return;
+    begin_text(z, s, from < to ? *from : 0);
   }
   while (s->after_space && from < to && *from == ' ') from++;
   if (from == to) return;
-  s->after_space = z->remove_extra && to[-1] == ' ';
+  s->after_space = z->collapse && to[-1] == ' ';
   while (from < to) {
     if (to - from > 2 && from[0] == 0xE2 && from[1] == 0x96 && from[2] == 0x81) {
       *s->out++ = ' ';
@@ -149,10 +191,10 @@ INLINE bool replace_ascii(const Normaliser *z, Progress *s) {
   }
   if (mapped < 0) return false;
   s->at++;
-  if (!s->begun && z->remove_extra && mapped == ' ') return true;
-  begin_text(z, s);
+  if (!s->begun && z->strip_left && mapped == ' ') return true;
+  begin_text(z, s, (u8)mapped);
   if (mapped != ' ' || !s->after_space) *s->out++ = (u8)mapped;
-  s->after_space = mapped == ' ' && z->remove_extra;
+  s->after_space = mapped == ' ' && z->collapse;
   return true;
 }
 
@@ -174,11 +216,12 @@ i64 normalise_on(NormalText *t, Progress *s, const u8 *readable, bool pauses) {
       }
     }
     if (!replace_ascii(z, s)) replace(z, s);
+    if (UNLIKELY(s->hard)) return -1;
   }
   i64 size = s->out - t->bytes;
   if (!s->begun) return 0;
   if (!paused) {
-    if (z->remove_extra)
+    if (z->strip_right)
       while (size && t->bytes[size - 1] == ' ') size--;
     if (z->suffix) t->bytes[size++] = ' ';
   }
@@ -187,6 +230,6 @@ i64 normalise_on(NormalText *t, Progress *s, const u8 *readable, bool pauses) {
 }
 
 i64 normalise(NormalText *t, const u8 *at, const u8 *end, const u8 *readable) {
-  Progress s = {.at = at, .end = end, .after_space = t->normaliser->remove_extra};
+  Progress s = {.begin = at, .at = at, .end = end, .after_space = t->normaliser->strip_left};
   return normalise_on(t, &s, readable, false);
 }

@@ -1,4 +1,6 @@
-// Encodes documents with the ids of SentencePiece, unigram or BPE (see fast_tokenizer.py).
+// Encodes documents with the ids of SentencePiece, unigram or BPE (see fast_tokenizer.py), and of the
+// unigram models of a tokenizer.json (see unigrams.py).
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,18 +11,13 @@
 #define UNIGRAM 0
 #define BPE 1
 #define OLD_LAW 0             // of unigram models: that of SentencePiece up to 0.2.1,
-#define NEW_LAW 1             // and that of 0.2.2 and later,
-#define MOST_SCORE 100000.0f  // in which a larger score is subtracted from all
+#define NEW_LAW 1             // that of 0.2.2 and later,
+#define MOST_SCORE 100000.0f  // in which a larger score is subtracted from all,
+#define WORD_LAW 2            // and that of `tokenizers`: scores are summed in float64 for each word
 
-// Reasons why `sentencepiece_encode` stops.
-#define DONE 0
-#define GROW_TOKENS 1  // `out` may be too short for the document's ids
-#define GIVE_UP 2      // SentencePiece must encode the document
-#define NO_MEMORY 3
-
-// The same, instead of the number of ids so far.
+// Instead of the number of ids so far, why a document's encoding stops.
 #define NO_ROOM (-1)
-#define REFUSED (-2)
+#define REFUSES (-2)
 #define SHORT (-3)
 
 #define MEMO_BYTES 64        // longest string in the memo
@@ -45,13 +42,16 @@ typedef struct {
   const i64 *frozen;     // user-defined symbols -> id; BPE neither splits nor merges them
   const double *scores;  // [ids] of a piece in a path; of ids of bytes, see `exact_score`
   const float *narrow;   // the same; only user-defined symbols have others in double precision
-  i64 unknown_id;        // of a character without a piece; `scores` holds its score
+  double unknown_score;  // of a character without a piece
+  i64 unknown_id;        // its id; in SentencePiece's laws `scores` has the same score
   const i32 *byte_ids;   // [256] they replace the unknown id if `has_bytes`
   i64 has_bytes;
   double cost;  // largest size of a score
   Pairs pairs;
   i64 spaces_apart;  // whether no piece has a space after another character
   i64 pieces, memo_bytes;
+  const i64 *tokens;       // trie of added tokens whose texts are refused
+  const u8 *begins_token;  // [256] their first bytes
 } Model;
 
 // The best path up to a position: its score, its last piece and where that starts.
@@ -59,6 +59,11 @@ typedef struct {
   float best;
   i32 id, start;
 } Node;
+
+// The best and the next best score up to a position.
+typedef struct {
+  double best, rival;
+} Score;
 
 typedef struct {
   Model model;
@@ -71,13 +76,13 @@ typedef struct {
   i64 cuts_room;  // more than the bytes of its text
   Node *nodes;
   i64 nodes_room;
+  Score *scores;  // as many, for WORD_LAW
   // The document's score: exact after the first `exact_ids` of its ids, at most `bound` now.
   float exact;
   i64 exact_ids;
   double bound;
   i32 *out;
   i64 begin;  // of the document's ids in `out`
-  i64 need;   // ids that `out` must have room for
 } Encoder;
 
 EXPORT void sentencepiece_free(Encoder *e) {
@@ -86,6 +91,7 @@ EXPORT void sentencepiece_free(Encoder *e) {
   free(e->text.bytes);
   free(e->cuts);
   free(e->nodes);
+  free(e->scores);
   free(e);
 }
 
@@ -101,7 +107,7 @@ static bool joins_letters(const Pairs *pairs, int byte) {
 static void make_sets(Encoder *e) {
   const NormalText *t = &e->text;
   add_to_set(&e->normal.spaces, ' ');
-  for (int byte = 0; byte < 128; byte++) {
+  for (int byte = 0; byte < 128 && e->model.law != WORD_LAW; byte++) {
     if (is_letter(byte))
       add_to_set(&e->normal.letters, (u8)byte);
     else if (!joins_letters(&e->model.pairs, byte))
@@ -112,7 +118,7 @@ static void make_sets(Encoder *e) {
     e->same[byte] = e->spelt[byte] = (u8)byte;
     if (!in_set(&t->kept, (u8)byte)) continue;
     if (in_set(&t->spaces, (u8)byte)) {
-      if (byte != ' ' && !t->normaliser->remove_extra) continue;
+      if (byte != ' ' && !t->normaliser->collapse) continue;
       add_to_set(&e->raw.spaces, (u8)byte);
       e->spelt[byte] = ' ';
     }
@@ -137,11 +143,6 @@ EXPORT Encoder *sentencepiece_new(const Model *model) {
 
 // ---- Paths. In all of them nodes[p] is about the first p bytes of a segment.
 
-// The best and the next best score up to a position.
-typedef struct {
-  double best, rival;
-} Score;
-
 INLINE void take(Score *of, Node *to, double score, i32 id, i64 start) {
   const bool better = score > of->best;
   const double less = better ? of->best : score;
@@ -152,17 +153,16 @@ INLINE void take(Score *of, Node *to, double score, i32 id, i64 start) {
   to->start = (i32)start;
 }
 
-// Finds the best path through a segment of up to MEMO_BYTES without rounding to float32. Returns
-// the largest preceding score for which the float32 path is provably the same, negative if none.
+// Finds the best path through a segment without rounding to float32, which is the law of `tokenizers`,
+// with room for `scores` up to its end. Returns the largest preceding score for which the float32 path is provably the same, negative if none.
 //
 // With n characters, scores of at most C and M = |score before| + n C, each rounding errs by at
 // most u = M 2^-24. So SentencePiece's best scores and candidates differ from the true ones by at
 // most n u, and the stored best by another u. If the two best candidates are more than (2 n + 2) u
 // apart, SentencePiece chooses the same one. Under the new law, no score within the segment may
 // exceed MOST_SCORE; 1 covers their rounding.
-static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes) {
+static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes, Score *scores) {
   const i64 *trie = m->trie, root = trie[0];
-  Score scores[MEMO_BYTES + 1];
   for (i64 p = 1; p <= size; p++) scores[p] = (Score){-INFINITY, -INFINITY};
   scores[0].best = 0.0;
   i64 characters = 0;
@@ -183,7 +183,7 @@ static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes
     }
     const i32 unknown = (i32)m->unknown_id;
     const i64 end = begin + width;
-    if (!single) take(scores + end, nodes + end, m->scores[unknown] + before, unknown, begin);
+    if (!single) take(scores + end, nodes + end, m->unknown_score + before, unknown, begin);
   }
   double margin = INFINITY;
   for (i64 p = size; p > 0; p = nodes[p].start)
@@ -320,17 +320,39 @@ static void reverse(Node *nodes, i64 size) {
   }
 }
 
+// Writes the ids of a reversed path by WORD_LAW, adjacent unknown characters as one; returns their
+// number.
+static i64 put_word(const Model *m, const u8 *text, i64 size, const Node *nodes, i32 *ids) {
+  i64 count = 0;
+  i32 before = -1;
+  for (i64 p = 0, end; p < size; p = end) {
+    end = nodes[p].start;
+    const i32 id = nodes[end].id;
+    if (id != m->unknown_id || m->has_bytes || id != before)
+      count += put_piece(m, text, p, end, id, ids + count);
+    before = id;
+  }
+  return count;
+}
+
 // Finds the path of a word of up to MEMO_BYTES; adds its ids, and returns its note.
 static u32 find_path(const Encoder *e, const u8 *text, i64 size, i32 *ids, i64 *count) {
   const Model *m = &e->model;
   Node nodes[MEMO_BYTES + 1];
   double cost = 0, certain = INFINITY;
   bool special = false;
-  if (m->kind == UNIGRAM)
-    certain = certain_path(m, text, size, nodes);
-  else
+  if (m->kind == UNIGRAM) {
+    Score scores[MEMO_BYTES + 1];
+    certain = certain_path(m, text, size, nodes, scores);
+  } else {
     merged_path(m, text, size, nodes);
+  }
   reverse(nodes, size);
+  if (m->law == WORD_LAW) {
+    *count += put_word(m, text, size, nodes, ids + *count);
+    certain = FLT_MAX;
+    size = 0;
+  }
   for (i64 p = 0, end; p < size; p = end) {
     end = nodes[p].start;
     const i32 id = nodes[end].id;
@@ -404,9 +426,19 @@ static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i64 used) {
     Node *nodes = realloc(e->nodes, (size_t)(2 * size + 1) * sizeof(Node));
     if (!nodes) return SHORT;
     e->nodes = nodes;
+    if (m->law == WORD_LAW) {
+      Score *scores = realloc(e->scores, (size_t)(2 * size + 1) * sizeof(Score));
+      if (!scores) return SHORT;
+      e->scores = scores;
+    }
     e->nodes_room = 2 * size + 1;
   }
   Node *nodes = e->nodes;
+  if (m->law == WORD_LAW) {
+    certain_path(m, text, size, nodes, e->scores);
+    reverse(nodes, size);
+    return used + put_word(m, text, size, nodes, e->out + used);
+  }
   if (m->kind == UNIGRAM) {
     sync(e, used);
     if (m->law == NEW_LAW)
@@ -414,7 +446,7 @@ static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i64 used) {
     else
       path_by(OLD_LAW, m, text, size, e->exact, nodes);
   } else if (!merged_path(m, text, size, nodes)) {
-    return REFUSED;
+    return REFUSES;
   }
   const float score = nodes[size].best;
   reverse(nodes, size);
@@ -499,7 +531,7 @@ static __attribute__((noinline)) i64 encode_other(Encoder *e, const Words *words
   return put_entry(e, entry, text, length, used);
 }
 
-// Appends the ids of up to AHEAD words; returns the new `used`, SHORT or REFUSED.
+// Appends the ids of up to AHEAD words; returns the new `used`, SHORT or REFUSES.
 INLINE i64 encode_some(Encoder *e, const Words *words, i64 first, i64 count, bool wide, i64 used) {
   Key keys[AHEAD];
   const WordEntry *lines[AHEAD];
@@ -544,16 +576,22 @@ static i64 encode_words(Encoder *e, const Words *words, i64 count, i64 used) {
   return used;
 }
 
+// Returns the bytes at `at` that begin words after other bytes.
+INLINE u64 next_words(const Encoder *e, WordKinds k, WordKinds before, bool first) {
+  if (e->model.law == WORD_LAW) return k.spaces & ~(u64)first;
+  return first_spaces(k, before) | meetings(k, before);
+}
+
 // Appends the ids of e->text.bytes[:size].
 static i64 encode_normal(Encoder *e, i64 size, i64 used) {
   const u8 *text = e->text.bytes;
   u32 places[PLACES] = {0};
-  const Words words = {text, places, places + 1, e->same, false};
+  const Words words = {text, places, places + 1, e->same, e->model.law == WORD_LAW};
   i64 count = 1;
   WordKinds before = {.spaces = ~0ull};
   for (i64 at = 0; at < size && used >= 0; at += 64) {
     const WordKinds k = word_kinds(&e->normal, text + at);
-    u64 begins = first_spaces(k, before) | meetings(k, before);
+    u64 begins = next_words(e, k, before, !at);
     if (size - at < 64) begins &= (1ull << (size - at)) - 1;
     before = k;
     count += write_places(begins, (u32)at, places + count);
@@ -570,9 +608,9 @@ static i64 encode_normal(Encoder *e, i64 size, i64 used) {
 // be normalised: to a space after a word or the begin of one.
 static i64 encode_plain(Encoder *e, const u8 **at, const u8 *end, i64 used) {
   u32 begins[PLACES] = {0}, ends[PLACES];
-  const Words words = {*at, begins, ends, e->spelt, false};
+  const Words words = {*at, begins, ends, e->spelt, e->model.law == WORD_LAW};
   // Of several spaces, the last begins a word if the others are removed.
-  const bool removes = e->model.normaliser.remove_extra;
+  const bool removes = e->model.normaliser.collapse;
   i64 begun = !removes, ended = 0;
   u32 last = 0;  // end of a word, or where the text begins
   WordKinds before = {.spaces = ~0ull};
@@ -583,7 +621,8 @@ static i64 encode_plain(Encoder *e, const u8 **at, const u8 *end, i64 used) {
     // A byte before another kind of text may change with it.
     const u64 changes = ~(k.plain & (k.plain >> 1 | next_plain << 63));
     const u64 valid = changes ? (changes & -changes) - 1 : ~0ull;
-    const u64 stops = first_spaces(k, before), cuts = meetings(k, before);
+    const u64 cuts = meetings(k, before);
+    const u64 stops = removes ? first_spaces(k, before) : next_words(e, k, before, text == *at);
     const u64 lasts = k.spaces & ~(k.spaces >> 1 | next_space << 63);
     before = k;
     const u32 from = (u32)(text - *at);
@@ -604,22 +643,24 @@ static i64 encode_plain(Encoder *e, const u8 **at, const u8 *end, i64 used) {
   return used;
 }
 
-// Encodes a document; returns the new `used`, NO_ROOM, SHORT or REFUSED.
+// Encodes a document; returns the new `used`, NO_ROOM, SHORT or REFUSES.
 static i64 encode_document(Encoder *e, const u8 *at, const u8 *end, const u8 *readable, i64 room,
                            i64 used) {
   const Model *m = &e->model;
-  Progress s = {.at = at, .end = end, .after_space = m->normaliser.remove_extra};
+  Progress s = {.begin = at, .at = at, .end = end, .after_space = m->normaliser.strip_left};
   const i64 ids = m->has_bytes ? 3 : 1;  // most of a byte
-  if (end - at > INT32_MAX) return REFUSED;
+  if (end - at > INT32_MAX) return REFUSES;
   const bool pauses = m->spaces_apart && !m->normaliser.suffix;
   while (s.at < end && used >= 0) {
     const i64 size = normalise_on(&e->text, &s, readable, pauses);
-    if (size < 0) return SHORT;
-    e->need = used + ids * (size + end - s.at) + ID_SLACK;
-    if (e->need > room) return NO_ROOM;
+    if (size < 0) return s.hard ? REFUSES : SHORT;
+    const u8 *text = e->text.bytes;
+    if (m->law == WORD_LAW && trie_occurs(m->tokens, m->begins_token, text, text + size))
+      return REFUSES;
+    if (used + ids * (size + end - s.at) + ID_SLACK > room) return NO_ROOM;
     if (size)
       used = m->spaces_apart ? encode_normal(e, size, used)
-                             : encode_segments(e, e->text.bytes, size, used);
+                             : encode_segments(e, text, size, used);
     if (s.at < end && used >= 0) {
       used = encode_plain(e, &s.at, end, used);
       s.after_space = false;
@@ -628,23 +669,26 @@ static i64 encode_document(Encoder *e, const u8 *at, const u8 *end, const u8 *re
   return used;
 }
 
-// Encodes documents data[offsets[i]:offsets[i + 1]] from `*first` on, into `out` from `*used` on;
-// `lengths` receives the number of ids of each. Returns DONE or why it stops, with the document in
-// `*first`, and in `*need` the length of `out` that it needs.
-EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, i64 documents,
-                                i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
-                                i64 *need) {
+// Encodes parts as byte_bpe_encode does.
+EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
+                                i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
+                                i64 normal) {
+  (void)normal;  // the tables normalise
   e->out = out;
-  for (; *first < documents; ++*first) {
+  for (; *first < parts; ++*first) {
+    if (*used + ID_SLACK > room) return GROW;
+    lengths[*first] = 1;
+    if (given[*first] >= 0) {
+      out[(*used)++] = given[*first];
+      continue;
+    }
+    if (given[*first] == REFUSED) return LIBRARY;
     e->exact = 0;
     e->exact_ids = e->begin = *used;
     e->bound = 0;
     i64 end = encode_document(e, data + offsets[*first], data + offsets[*first + 1],
-                              data + offsets[documents], room, *used);
-    if (end < 0) {
-      *need = e->need;
-      return end == NO_ROOM ? GROW_TOKENS : end == SHORT ? NO_MEMORY : GIVE_UP;
-    }
+                              data + offsets[parts], room, *used);
+    if (end < 0) return end == NO_ROOM ? GROW : end == SHORT ? NO_MEMORY : LIBRARY;
     lengths[*first] = end - *used;
     *used = end;
   }

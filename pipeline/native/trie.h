@@ -28,6 +28,14 @@ INLINE i64 trie_longest(const i64 *trie, const u8 *at, const u8 *end, i32 *value
   return length;
 }
 
+// Returns whether a text has a key, whose first bytes are in `begins` [256].
+static inline bool trie_occurs(const i64 *trie, const u8 *begins, const u8 *at, const u8 *end) {
+  i32 value;
+  for (; at < end; at++)
+    if (begins[*at] && trie_longest(trie, at, end, &value)) return true;
+  return false;
+}
+
 // Returns the value of the key text[at:end], -1 if there is none.
 INLINE i32 trie_find(const i64 *trie, const u8 *at, const u8 *end) {
   i64 node = trie[0];

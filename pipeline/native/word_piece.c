@@ -5,15 +5,6 @@
 #include "trie.h"
 #include "word_memo.h"
 
-// Reasons why `word_piece_encode` stops.
-#define DONE 0
-#define LIBRARY 2  // the library must encode the document
-#define NO_MEMORY 3
-#define GROW 4  // `out` may be too short for the document's ids
-
-// Instead of an added token's id, for a part that is text or is left to the library.
-#define REFUSED (-2)
-
 // Treatment of a character; 0 or more is the index of a replacement.
 enum { KEEP = -1, BREAK = -2, ALONE = -3, REMOVE = -4, REFUSE = -5 };
 

@@ -5,7 +5,7 @@ them for the others. It encodes documents with tokens that strip white space or 
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class Parts(NamedTuple):
     owners: np.ndarray  # int64[parts] document of each part; every document has a part
 
 
-def cut(each: list[Added], data: np.ndarray, offsets: np.ndarray) -> Parts:
+def cut(each: Sequence[Added], data: np.ndarray, offsets: np.ndarray) -> Parts:
     """Returns the parts of documents data[offsets[i] : offsets[i + 1]]."""
     count = len(offsets) - 1
     found = Parts(offsets, np.full(count, TEXT, np.int32), np.arange(count))

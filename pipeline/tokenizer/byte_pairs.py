@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from pipeline.native.library import filled
 from pipeline.tokenizer import added_tokens, byte_level
-from pipeline.tokenizer.fast_tokenizer import buffers
-from pipeline.tokenizer.word_tokenizer import WordTokenizer
+from pipeline.tokenizer.word_tokenizer import WordTokenizer, buffers
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
 

@@ -12,15 +12,15 @@ BPE merges within words and adds no scores, so its memo is always valid.
 """
 
 import ctypes
-import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.native import build
 from pipeline.native.library import filled, library, pointer
-from pipeline.tokenizer import table_cache, trie
+from pipeline.tokenizer import added_tokens, table_cache, trie
+from pipeline.tokenizer.word_tokenizer import Unsupported, WordTokenizer
 from tasks.vocabularies.sentencepiece_model import LAWS, OLD_LAW
 
 _SPACE = "\u2581"
@@ -29,15 +29,10 @@ _SPACE = "\u2581"
 _UNKNOWN_PENALTY = 10.0
 # Most memory of the words that are remembered; 1.3 million short ones fit, then they are forgotten.
 _MEMO_BYTES = 96 << 20
-_OUT_TOKENS = 1 << 20
 _BITS_OF_ID = 24
-# Of `Model`, and why `sentencepiece_encode` stops; see pipeline/native/sentencepiece.c.
-_UNIGRAM, _BPE = 0, 1
-_DONE, _GROW_TOKENS, _GIVE_UP, _NO_MEMORY = range(4)
-
-
-class Unsupported(Exception):
-    """The library must encode this model; the text says why."""
+_STRIPS = ("collapse", "strip_left", "strip_right")
+# Of `Model`; see pipeline/native/sentencepiece.c.
+UNIGRAM, _BPE = 0, 1
 
 
 class Tables(NamedTuple):
@@ -46,18 +41,22 @@ class Tables(NamedTuple):
     rules: np.ndarray  # uint32[units]
     right_sides: np.ndarray  # uint8[bytes]
     ascii: np.ndarray  # int16[128]
-    points: np.ndarray  # uint8[65536]
+    points: np.ndarray  # uint8[65536], [0x110000] if `graphemes`
     symbols: np.ndarray  # int64[nodes]
     begins_symbol: np.ndarray  # uint8[256]
     longest: int
-    remove_extra: bool
-    prefix: bool
+    collapse: bool
+    strip_left: bool
+    strip_right: bool
+    prefix: int
     suffix: bool
+    graphemes: bool
     kind: int
-    law: int  # of LAWS
+    law: int  # of LAWS, or unigrams.LAW
     trie: np.ndarray  # int64[nodes]
     frozen: np.ndarray  # int64[nodes]
     scores: np.ndarray  # float64[ids]
+    unknown_score: float
     unknown_id: int
     byte_ids: np.ndarray  # int32[256]
     has_bytes: bool
@@ -65,6 +64,8 @@ class Tables(NamedTuple):
     ascii_pairs: np.ndarray  # uint8[128 * 128]
     pairs: np.ndarray  # uint64[words]
     spaces_apart: bool
+    tokens: np.ndarray  # int64[nodes]
+    begins_token: np.ndarray  # bool[256]
 
 
 class Normaliser(ctypes.Structure):
@@ -74,7 +75,8 @@ class Normaliser(ctypes.Structure):
         *(("rules", ctypes.c_void_p), ("rules_size", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("right_sides", "ascii", "points", "symbols")),
         ("begins_symbol", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("longest", "remove_extra", "prefix", "suffix")),
+        *((name, ctypes.c_int64) for name in ("longest", "collapse", "strip_left")),
+        *((name, ctypes.c_int64) for name in ("strip_right", "prefix", "suffix", "graphemes")),
     ]
 
 
@@ -82,22 +84,23 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *(("normaliser", Normaliser), ("kind", ctypes.c_int64), ("law", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("trie", "frozen", "scores", "narrow")),
-        *(("unknown_id", ctypes.c_int64), ("byte_ids", ctypes.c_void_p)),
+        *(
+            ("unknown_score", ctypes.c_double),
+            ("unknown_id", ctypes.c_int64),
+            ("byte_ids", ctypes.c_void_p),
+        ),
         *(("has_bytes", ctypes.c_int64), ("cost", ctypes.c_double)),
         *(("ascii_pairs", ctypes.c_void_p), ("pairs", ctypes.c_void_p), ("words", ctypes.c_int64)),
         *((name, ctypes.c_int64) for name in ("spaces_apart", "pieces", "memo_bytes")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "begins_token")),
     ]
 
 
-class FastTokenizer:
-    """Encoder with the ids of a SentencePiece model; `refused` counts texts left to the library.
+class FastTokenizer(WordTokenizer):
+    """Encoder with the ids of a SentencePiece model, or of a tokenizer.json's unigram model."""
 
-    Several threads need several encoders.
-    """
-
-    def __init__(self, tables: Tables, processor: Any):
-        self.refused = 0
-        self._tables, self._processor = tables, processor  # the C code reads the arrays
+    def __init__(self, tables: Tables, library: Any, added: Sequence[added_tokens.Added] = ()):
+        """`library`: a SentencePieceProcessor or a TokenizersCodec."""
         self._narrow = tables.scores.astype(np.float32)
         values = {
             **tables._asdict(),
@@ -107,44 +110,8 @@ class FastTokenizer:
             "pieces": len(tables.scores),
             "memo_bytes": _MEMO_BYTES,
         }
-        model = filled(_Model, {**values, "normaliser": filled(Normaliser, values)})
-        code = library()
-        code.sentencepiece_new.restype = ctypes.c_void_p
-        self._encoder = ctypes.c_void_p(code.sentencepiece_new(ctypes.byref(model)))
-        if not self._encoder:
-            raise MemoryError(_SHORT)
-        weakref.finalize(self, code.sentencepiece_free, self._encoder)
-        self._out = np.empty(_OUT_TOKENS, np.int32)
-
-    def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int32[sum of lengths] ids, valid until the next call; int64[texts] lengths).
-
-        `texts`: string or large_string, without nulls.
-        """
-        data, offsets = buffers(texts)
-        lengths = np.zeros(len(texts), np.int64)
-        document, used, need = (ctypes.c_int64() for _ in range(3))
-        while True:
-            why = library().sentencepiece_encode(
-                self._encoder, pointer(data), pointer(offsets), ctypes.c_int64(len(texts)),
-                ctypes.byref(document), pointer(self._out), ctypes.c_int64(len(self._out)),
-                ctypes.byref(used), pointer(lengths), ctypes.byref(need),
-            )  # fmt: skip
-            if why == _DONE:
-                return self._out[: used.value], lengths
-            if why == _GROW_TOKENS:
-                self._out = grown(self._out, need.value, used.value)
-            elif why == _NO_MEMORY:
-                raise MemoryError(_SHORT)
-            else:  # _GIVE_UP
-                text = data[offsets[document.value] : offsets[document.value + 1]]
-                ids = np.asarray(self._processor.encode(text.tobytes().decode()), np.int32)
-                self._out = grown(self._out, used.value + len(ids), used.value)
-                self._out[used.value : used.value + len(ids)] = ids
-                used.value += len(ids)
-                lengths[document.value] = len(ids)
-                self.refused += 1
-                document.value += 1
+        values["normaliser"] = filled(Normaliser, values)
+        super().__init__("sentencepiece", _Model, values, added, library)
 
     def normalised_bytes(self, text: np.ndarray) -> int:
         """Returns the bytes of UTF-8 text, uint8, once normalised, without white space."""
@@ -152,31 +119,8 @@ class FastTokenizer:
         measure.restype = ctypes.c_int64
         found = measure(self._encoder, pointer(text), ctypes.c_int64(len(text)))
         if found < 0:
-            raise MemoryError(_SHORT)
+            raise MemoryError("no memory for a normalised text")
         return found
-
-
-_SHORT = "no memory for the tokenizer's tables or a document"
-
-
-def grown(tokens: np.ndarray, count: int, used: int) -> np.ndarray:
-    """Returns an array with room for `count` tokens, of which the first `used` are kept."""
-    if count <= len(tokens):
-        return tokens
-    larger = np.empty(count + count // 4, tokens.dtype)
-    larger[:used] = tokens[:used]
-    return larger
-
-
-def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes of all texts, int64[texts + 1] offsets) without copying bytes."""
-    kind = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    _, offsets, data = texts.buffers()
-    if offsets is None:
-        return np.zeros(1, np.uint8), np.zeros(len(texts) + 1, np.int64)
-    bounds = np.frombuffer(offsets, kind)[texts.offset : texts.offset + len(texts) + 1]
-    raw = np.frombuffer(data, np.uint8) if data and data.size else np.zeros(1, np.uint8)
-    return raw, bounds.astype(np.int64)
 
 
 def from_model(model: bytes, processor: Any, law: str = OLD_LAW) -> FastTokenizer:
@@ -201,22 +145,31 @@ def from_model(model: bytes, processor: Any, law: str = OLD_LAW) -> FastTokenize
     )
 
 
+def charsmap(blob: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (rules, right sides) of a precompiled charsmap, of an empty one without rules."""
+    if not blob:
+        # A root whose children are beyond the array: no byte begins a rule, not even byte 0.
+        return np.array([256 << 10], np.uint32), np.zeros(1, np.uint8)
+    # Source: `normalizer.cc`, DecodePrecompiledCharsMap.
+    size = int.from_bytes(blob[:4], "little")
+    rules = np.frombuffer(blob[4 : 4 + size], "<u4").astype(np.uint32)
+    return rules, np.frombuffer(blob[4 + size :] + b"\0", np.uint8)
+
+
+def longest(right_sides: np.ndarray) -> int:
+    """Returns the bytes of the longest right side, at least 64."""
+    return max(int(np.diff(np.flatnonzero(right_sides == 0), prepend=-1).max()), 64)
+
+
 def normaliser(proto: Any) -> dict[str, Any]:
     """Returns the fields of `Normaliser` for a ModelProto, but `rules_size`; raises Unsupported."""
     spec = proto.normalizer_spec
     if not spec.escape_whitespaces:
         raise Unsupported("its spaces are not escaped")
-    # A root whose children are beyond the array: no byte begins a rule, not even byte 0.
-    rules, right_sides = np.array([256 << 10], np.uint32), np.zeros(1, np.uint8)
-    if blob := spec.precompiled_charsmap:
-        # Source: `normalizer.cc`, DecodePrecompiledCharsMap.
-        size = int.from_bytes(blob[:4], "little")
-        rules = np.frombuffer(blob[4 : 4 + size], "<u4").astype(np.uint32)
-        right_sides = np.frombuffer(blob[4 + size :] + b"\0", np.uint8)
+    rules, right_sides = charsmap(spec.precompiled_charsmap)
     defined = [piece.piece.encode() for piece in proto.pieces if piece.type == piece.USER_DEFINED]
     begins_symbol = np.zeros(256, np.uint8)
     begins_symbol[[symbol[0] for symbol in defined]] = 1
-    ends = np.flatnonzero(right_sides == 0)
     suffixed = proto.trainer_spec.treat_whitespace_as_suffix
     found: dict[str, Any] = {
         "rules": rules,
@@ -225,16 +178,22 @@ def normaliser(proto: Any) -> dict[str, Any]:
         "points": np.zeros(1 << 16, np.uint8),
         "symbols": trie.build((symbol, 0) for symbol in defined),
         "begins_symbol": begins_symbol,
-        "longest": max(int(np.diff(ends, prepend=-1).max()), 64),
-        "remove_extra": spec.remove_extra_whitespaces,
+        "longest": longest(right_sides),
+        **dict.fromkeys(_STRIPS, spec.remove_extra_whitespaces),
         "prefix": spec.add_dummy_prefix and not suffixed,
         "suffix": spec.add_dummy_prefix and suffixed,
+        "graphemes": False,
     }
-    given = filled(Normaliser, {**found, "rules_size": len(rules)})
+    fill_tables(found)
+    return found
+
+
+def fill_tables(found: dict[str, Any]) -> None:
+    """Fills `ascii` and `points` of a normaliser's fields."""
+    given = filled(Normaliser, {**found, "rules_size": len(found["rules"])})
     library().normaliser_tables(
         ctypes.byref(given), pointer(found["ascii"]), pointer(found["points"])
     )
-    return found
 
 
 def _pieces(proto: Any, law: str) -> dict[str, Any]:
@@ -294,20 +253,27 @@ def _pieces(proto: Any, law: str) -> dict[str, Any]:
         continues = (np.arange(256) & 0xC0) == 0x80
         scores[byte_ids] = np.where(continues, 0.0, scores[unknown_id])
     return {
-        "kind": _UNIGRAM if unigram else _BPE,
+        "kind": UNIGRAM if unigram else _BPE,
         "law": LAWS.index(law),
         "trie": trie.build(normal),
         "frozen": trie.build(symbols),
         "scores": scores,
+        "unknown_score": float(scores[unknown_id]),
         "unknown_id": unknown_id,
         "byte_ids": byte_ids,
         "has_bytes": kinds.byte_fallback,
         "cost": float(np.abs(used).max()),
-        **_pairs([key.decode() for key, _ in normal]),
+        **pairs([key.decode() for key, _ in normal]),
+        **no_tokens(),
     }
 
 
-def _pairs(pieces: list[str]) -> dict[str, Any]:
+def no_tokens() -> dict[str, Any]:
+    """Returns the fields of tokens that the library finds, for none."""
+    return dict(zip(("tokens", "begins_token"), added_tokens.table([]), strict=True))
+
+
+def pairs(pieces: list[str]) -> dict[str, Any]:
     """Returns the sets of adjacent characters in pieces, for pipeline/native/cuts.h.
 
     `ascii_pairs`: uint8[128 * 128], by first and second character; `pairs`: uint64[power of two],
@@ -321,13 +287,13 @@ def _pairs(pieces: list[str]) -> dict[str, Any]:
     left, right = left[inside], right[inside]
     # With 16 bits per pair, one in 16 borders is missed, which only costs time.
     ascii_pairs = np.zeros(128 * 128, np.uint8)
-    pairs = np.zeros(max(1024, 1 << (len(left) // 4).bit_length()), np.uint64)
+    others = np.zeros(max(1024, 1 << (len(left) // 4).bit_length()), np.uint64)
     library().pair_sets(
         pointer(left), pointer(right), ctypes.c_int64(len(left)), pointer(ascii_pairs),
-        pointer(pairs), ctypes.c_int64(len(pairs)),
+        pointer(others), ctypes.c_int64(len(others)),
     )  # fmt: skip
     return {
         "ascii_pairs": ascii_pairs,
-        "pairs": pairs,
+        "pairs": others,
         "spaces_apart": bool((left[right == ord(" ")] == ord(" ")).all()),
     }

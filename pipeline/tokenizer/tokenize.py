@@ -71,7 +71,8 @@ class Tokenizer:
     @property
     def normalised_bytes(self) -> Callable[[np.ndarray], int] | None:
         """The method of FAST for a SentencePiece model, which measures text; else None."""
-        return getattr(self._fast, "normalised_bytes", None)
+        found = getattr(self._fast, "normalised_bytes", None)
+        return found if self._vocabulary.is_sentencepiece else None
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids in each).
@@ -222,7 +223,7 @@ def without_special(
 
 def text_bytes(texts: pa.Array) -> np.ndarray:
     """Returns int64[texts], the UTF-8 bytes of each text."""
-    return np.diff(fast_tokenizer.buffers(texts)[1])
+    return np.diff(word_tokenizer.buffers(texts)[1])
 
 
 def _chunks(texts: pa.Array) -> Iterator[pa.Array]:

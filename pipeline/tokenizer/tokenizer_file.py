@@ -1,6 +1,7 @@
 """Makes the fast tokenizer of a tokenizer.json, or says what is unsupported.
 
-Supports byte-level BPE with a pattern of `byte_level.PATTERNS`, and WordPiece with BERT's words.
+Supports byte-level BPE with a pattern of `byte_level.PATTERNS`, WordPiece with BERT's words, and
+unigram models with SentencePiece's normaliser and words.
 """
 
 import functools
@@ -18,12 +19,12 @@ from pipeline.tokenizer import (
     characters,
     table_cache,
     trie,
+    unigrams,
     word_pieces,
 )
 from pipeline.tokenizer.byte_pairs import BytePairTokenizer, ByteTokenizer
-from pipeline.tokenizer.fast_tokenizer import Unsupported
 from pipeline.tokenizer.word_pieces import WordPieceTokenizer
-from pipeline.tokenizer.word_tokenizer import WordTokenizer
+from pipeline.tokenizer.word_tokenizer import Unsupported, WordTokenizer
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.byte_level import alphabet
 
@@ -36,7 +37,7 @@ class Rules(NamedTuple):
     """A supported tokenizer.json, as returned by `tokenizer_json.parsed`.
 
     `steps` are the normaliser's, with sequences flattened; `places` are fields of
-    `byte_level.Words` for byte-level BPE, None for WordPiece.
+    `byte_level.Words` for byte-level BPE, `unigrams.spacing` for Unigram, None for WordPiece.
     """
 
     value: Mapping[str, Any]
@@ -47,7 +48,7 @@ class Rules(NamedTuple):
     @property
     def is_bytes(self) -> bool:
         model = self.value["model"]
-        plain = self.places is not None and not self.places["prefix"]
+        plain = self.places is not None and model["type"] == "BPE" and not self.places["prefix"]
         apart = self.steps or self.value.get("added_tokens") or model.get("ignore_merges")
         return plain and not model["merges"] and not apart
 
@@ -61,8 +62,12 @@ def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
     for token in value.get("added_tokens") or ():
         if "\0" in token["content"]:
             raise Unsupported("an added token has a zero byte")
+    if kind == "Unigram":
+        spaces = unigrams.spacing(value, steps, cutters)
+        unigrams.check(value, normaliser)
+        return Rules(value, normaliser, steps, spaces)
     if kind not in ("WordPiece", "BPE"):
-        raise Unsupported(f"its model {kind} is neither BPE nor WordPiece")
+        raise Unsupported(f"its model {kind} is neither BPE, WordPiece nor Unigram")
     if kind == "WordPiece":
         _check_word_piece(value, steps, cutters)
         found = Rules(value, normaliser, steps, None)
@@ -158,6 +163,8 @@ def _check_word_piece(value: Mapping[str, Any], normalisers: _Steps, cutters: _S
 def tokenizer(model: bytes, codec: tokenizer_json.TokenizersCodec) -> WordTokenizer | ByteTokenizer:
     """Makes the tokenizer of a tokenizer.json, also read by `codec`; may raise Unsupported."""
     of = rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
+    if of.value["model"]["type"] == "Unigram":
+        return unigrams.tokenizer(of.value, of.places, codec)
     if of.places is None:
         passes, refused = added_tokens.passes(codec.tokenizer)
         if refused:

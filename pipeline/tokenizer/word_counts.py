@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from pipeline.native.library import filled, library, pointer
 from pipeline.tokenizer import trie
-from pipeline.tokenizer.fast_tokenizer import Normaliser, buffers, normaliser
+from pipeline.tokenizer.fast_tokenizer import Normaliser, normaliser
+from pipeline.tokenizer.word_tokenizer import buffers
 
 _SPACE = "\u2581"
 # Of `Words`, and why `words_add` returns; see pipeline/native/word_counts.c.

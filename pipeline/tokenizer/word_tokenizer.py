@@ -1,4 +1,4 @@
-"""Tokenizers of words in compiled code, with the ids of Hugging Face's `tokenizers`.
+"""Tokenizers in compiled code, with the ids of Hugging Face's `tokenizers` or of SentencePiece.
 
 Texts are cut at added tokens, then into words, whose ids are memoised. The library normalises or
 encodes only what tables cannot decide, such as parts that depend on the order of combining marks.
@@ -6,6 +6,7 @@ encodes only what tables cannot decide, such as parts that depend on the order o
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,6 @@ import pyarrow as pa
 
 from pipeline.native.library import filled, library, pointer
 from pipeline.tokenizer import added_tokens
-from pipeline.tokenizer.fast_tokenizer import buffers, grown
-from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
 # Most memory of the words that are remembered; 2.6 million short ones fit, then they are forgotten.
 _MEMO_BYTES = 192 << 20
@@ -24,8 +23,32 @@ _SLACK = 8
 _DONE, _NORMALISE, _LIBRARY, _NO_MEMORY, _GROW = range(5)
 
 
+class Unsupported(Exception):
+    """The library must encode this model; the text says why."""
+
+
+def grown(tokens: np.ndarray, count: int, used: int) -> np.ndarray:
+    """Returns an array with room for `count` tokens, of which the first `used` are kept."""
+    if count <= len(tokens):
+        return tokens
+    larger = np.empty(count + count // 4, tokens.dtype)
+    larger[:used] = tokens[:used]
+    return larger
+
+
+def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (uint8 bytes of all texts, int64[texts + 1] offsets) without copying bytes."""
+    kind = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    _, offsets, data = texts.buffers()
+    if offsets is None:
+        return np.zeros(1, np.uint8), np.zeros(len(texts) + 1, np.int64)
+    bounds = np.frombuffer(offsets, kind)[texts.offset : texts.offset + len(texts) + 1]
+    raw = np.frombuffer(data, np.uint8) if data and data.size else np.zeros(1, np.uint8)
+    return raw, bounds.astype(np.int64)
+
+
 class WordTokenizer:
-    """Encoder with a tokenizer.json's ids; `refused` counts texts left to the library in part.
+    """Encoder with a library's ids; `refused` counts texts left to the library in part.
 
     Several threads need several encoders.
     """
@@ -38,15 +61,18 @@ class WordTokenizer:
         name: str,
         rules: type[ctypes.Structure],
         values: dict[str, Any],
-        added: list[added_tokens.Added],
-        codec: TokenizersCodec,
+        added: Sequence[added_tokens.Added],
+        codec: Any,
     ):
-        """`name`: prefix of the C functions; `values` by name: fields of `rules`."""
+        """`name`: prefix of the C functions; `values` by name: fields of `rules`.
+
+        `codec` encodes lists of texts, and normalises texts if `_normalises`.
+        """
         self.refused = 0
         self._added, self._codec = added, codec
         self._refused: set[int] = set()  # documents of the current call
         self._out = np.empty(0, np.int32)
-        self._tables = {**values, "memo_bytes": _MEMO_BYTES}  # the C code reads the arrays
+        self._tables = {"memo_bytes": _MEMO_BYTES, **values}  # the C code reads the arrays
         code = library()
         new, free = getattr(code, f"{name}_new"), getattr(code, f"{name}_free")
         new.restype = ctypes.c_void_p

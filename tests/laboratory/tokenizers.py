@@ -6,6 +6,7 @@ no characters of UTF-8, so Arrow's texts cannot hold them.
 """
 
 import argparse
+import functools
 import io
 import json
 import pathlib
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import (
     AddedToken,
     Regex,
@@ -34,7 +36,7 @@ from tasks.reading import stdlib_docs
 from tests.laboratory.commands import Difference
 
 _BATCH = 1000
-_KINDS = ("byte-level BPE", "BPE", "unigram", "WordPiece")
+_KINDS = ("byte-level BPE", "BPE", "unigram", "WordPiece", "tokenizer.json unigram")
 _TOKENS = ("<|endoftext|>", "<unk>", "<s>", "</s>", "[CLS]", "<extra>", "<0x41>", "▁the", "  ")
 _ODD = (
     *_TOKENS, "<extra_id_0>", "<|endoftext|", "<extra_id_", "'s", "'LL", "'ſ", "don't", "\0",
@@ -43,6 +45,13 @@ _ODD = (
     "ab" * 20, "-" * 70, "12345", "Ⅷ²", "１２", "ﬁ", "ﷺ", "中文字", "日本語の", "ก็นี้", "한각",
     "\u1100\u1161\u11a8", "🇷🇴", "\ufffd", "👩\u200d👩\u200d👧", "“quoted”", "…", "naïve", "Straße",
     "İ", "ș", "Ţ", "\U0010ffff", "#include", "\u202bעברית\u202c",
+)  # fmt: skip
+# Graphemes of several characters.
+_GRAPHEMES = (
+    "ế\u0323", "각\u0301", "👁️\u200d🗨️", "👍🏽", "A🏻", "©\u200d©", "क्षि\u0301", "\u0600a",
+    "ａ\u0301",
+    "Ａ\u0301\u0302", "\u0345\u0345", "´", "ﬁ\u0301", "\U000e0001\u0345\u0345", "🇷🇴\u0301",
+    "＜unk＞", "\u0128\u0303", "ア\u3099", "и\u0306", "ا\u0653\u0654", "\t\u0301", "\r\u0301",
 )  # fmt: skip
 # Too long for every batch: one for each tokenizer.
 _LONG = (
@@ -93,7 +102,9 @@ class Trial:
             if plain:
                 words = (draw.choice(_words()) for _ in range(draw.randrange(30)))
                 parts += (word + draw.choice((" ", " ", "  ", "\n", "\n    ")) for word in words)
-            if part < 0.4:
+            if part < 0.1:
+                parts.append(draw.choice(_GRAPHEMES))
+            elif part < 0.4:
                 parts.append(draw.choice(_ODD))
             elif part < 0.6:
                 parts.append(draw.choice(_words()))
@@ -112,7 +123,7 @@ class Trial:
     def _model(self) -> tuple[bytes, str]:
         if self.kind in ("BPE", "unigram"):
             return self._sentencepiece()
-        return self._tokenizer_json()
+        return self._tokenizer_json() if self.kind in _KINDS[:4] else self._unigram_json()
 
     def _sentencepiece(self) -> tuple[bytes, str]:
         draw, options = self.draw, {}
@@ -187,6 +198,60 @@ class Trial:
         split_by = pattern if is_bytes and not prefix else ""
         rules = (split_by, prefix, whole, normaliser, tokens, first)
         return json.dumps(value).encode(), f"{self.kind} {rules}"
+
+    def _unigram_json(self) -> tuple[bytes, str]:
+        """Returns pieces of the library's trainer with drawn scores and parts."""
+        draw, falls_back = self.draw, self.draw.random() < 0.3
+        splits, rules = draw.random() < 0.35, draw.choice(("", *["nmt_nfkc"] * 3, *_CHARSMAPS))
+        content, strip = draw.choice(" ▁"), normalizers.Strip(draw.random() < 0.5, True)
+        collapse = normalizers.Replace(Regex(" {2,}"), " " if splits else content)
+        steps = draw.choice(([], [collapse], [strip, collapse]))
+        if rules:
+            steps = [normalizers.Precompiled(charsmap(rules)), *steps]
+        scheme = "always" if splits else draw.choice(("always", "always", "never"))
+        metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+        both = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+        made = Tokenizer(models.Unigram())
+        made.normalizer = normalizers.Sequence(steps)
+        made.pre_tokenizer = both if splits else metaspace
+        special = ["<pad>", "<unk>"]
+        special += [f"<0x{byte:02X}>" for byte in range(256)] if falls_back else []
+        trainer = trainers.UnigramTrainer(
+            vocab_size=draw.choice((3000, 5000)), special_tokens=special, unk_token="<unk>",
+            n_sub_iterations=1, show_progress=False,
+        )  # fmt: skip
+        sample = [text for text in self._sample() if not {"<", "＜"} & {*text}]
+        made.train_from_iterator(sample, trainer)
+        value = json.loads(made.to_str())
+        model, scores = value["model"], draw.choice(("its own", "rounded", "by length"))
+        model["byte_fallback"] = falls_back
+        if scores != "its own":  # many ties
+            model["vocab"] = [
+                [piece, 0.0 if score == 0 else round(score) if scores == "rounded" else -len(piece)]
+                for piece, score in model["vocab"]
+            ]
+        value["added_tokens"] = value["added_tokens"][: draw.choice((0, 2))]
+        made = Tokenizer.from_str(json.dumps(value))
+        tokens = draw.sample([each for each in _TOKENS if " " not in each], draw.randrange(3))
+        late = draw.random() < 0.3 and "▁the" not in tokens
+        made.add_tokens([AddedToken(each, normalized=late) for each in tokens])
+        parts = (rules, steps[bool(rules) :], splits, scheme, falls_back, scores, tokens, late)
+        return made.to_str().encode(), f"{self.kind} {parts}"
+
+
+_CHARSMAPS = ("nfkc", "nmt_nfkc_cf", "nfkc_cf")
+
+
+@functools.cache
+def charsmap(rules: str) -> bytes:
+    """Returns the precompiled charsmap of SentencePiece's normalisation `rules`."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c"]), model_writer=model, vocab_size=9, minloglevel=2,
+        hard_vocab_limit=False, normalization_rule_name=rules,
+    )  # fmt: skip
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    return proto.normalizer_spec.precompiled_charsmap
 
 
 def _cached(make: Callable[[], Iterator[str]]) -> Callable[[], list[str]]:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pipeline.annexes.deduplication import arrays, kernels
 from pipeline.annexes.deduplication.plan import GRAMS, Job
-from pipeline.tokenizer.fast_tokenizer import buffers
+from pipeline.tokenizer.word_tokenizer import buffers
 from tasks.document_kind import SIDES
 from tasks.reading import sources
 from tasks.storage import files

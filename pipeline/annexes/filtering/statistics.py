@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.annexes.filtering import kernels
-from pipeline.tokenizer.fast_tokenizer import buffers
+from pipeline.tokenizer.word_tokenizer import buffers
 
 _ANY_LENGTH = 1 << 62
 

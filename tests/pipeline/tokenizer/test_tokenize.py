@@ -405,7 +405,7 @@ def test_a_nul_between_two_characters_in_one_segment(models):
             proto.pieces.add(piece=character + chr(ord(character) + 1), score=-15.0)
 
     fast, processor = both(changed(models["unigram"], add))
-    pairs = fast._tables.pairs
+    pairs = fast._tables["pairs"]
 
     def hit(left, right):
         """Returns whether the set has a pair, by the hash of pipeline/native/cuts.h."""

@@ -314,7 +314,7 @@ def folders(tmp_path_factory):
 def test_what_is_not_supported_is_left_to_the_library_by_name(folders):
     loaded = vocabulary.load(folders["unigram"])
     tokenizer = tokenize.Tokenizer(loaded)
-    assert tokenizer.refusal == "its model Unigram is neither BPE nor WordPiece"
+    assert tokenizer.refusal == "its model is Unigram, but its normalizer NFKC"
     assert tokenize.refusal(loaded) == tokenizer.refusal
     tokens, _ = tokenizer.encode(pa.array(["a b", "c"]))
     assert tokens.tolist() == np.concatenate(loaded.encode(["a b", "c"])).tolist()
