@@ -41,7 +41,7 @@ class Flags:
     )
     port: int = field(8815, "port of the batches; 0 chooses one", rule=_PORT)
     status_port: int | None = field(
-        None, "port of health, metrics and pages over HTTP; 0 chooses one; None: none", rule=_PORT
+        None, "port of health, metrics and pages over HTTP; 0 chooses one", rule=_PORT
     )
     tokens: str | None = field(
         None, "TOML file of bearer tokens and their tasks (docs/batch_service.md)", metavar="FILE"
