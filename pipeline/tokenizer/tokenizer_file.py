@@ -164,7 +164,7 @@ def tokenizer(model: bytes, codec: tokenizer_json.TokenizersCodec) -> WordTokeni
     """Makes the tokenizer of a tokenizer.json, also read by `codec`; may raise Unsupported."""
     of = rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
     if of.value["model"]["type"] == "Unigram":
-        return unigrams.tokenizer(of.value, of.places, codec)
+        return unigrams.tokenizer(of.value, of.places or {}, codec)
     if of.places is None:
         passes, refused = added_tokens.passes(codec.tokenizer)
         if refused:
