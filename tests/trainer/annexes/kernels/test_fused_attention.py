@@ -298,8 +298,12 @@ def compile_for(topology):
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             (operands, rows, gradient),
         )
-        memory = jax.jit(run).lower(*abstract).compile().memory_analysis()
-        assert memory.temp_size_in_bytes < logits, (name, memory)
+        program = jax.jit(run).lower(*abstract).compile()
+        for lengths in (f"{length},{source_length}", f"{padded},{source_padded}"):
+            assert f"[{B},{case.num_heads},{lengths}]" not in program.as_text()
+        # A v5p keeps short operands in another order, and copies them.
+        temporary = program.memory_analysis().temp_size_in_bytes
+        assert temporary < max(logits, 2 << 20), (name, temporary)
         print(name, flush=True)
 
 
