@@ -39,6 +39,6 @@ def test_a_build_says_at_its_start_what_it_leaves_to_the_library(small, build, t
     path = small_tokenizers.unigram(tmp_path / "unigram", small_tokenizers.documents(30))
     build(tmp_path / "cache", *small, f"--vocabulary={path}")
     out = capsys.readouterr().out
-    reason = "Hugging Face's tokenizers: its model Unigram is neither BPE nor WordPiece\n"
+    reason = "Hugging Face's tokenizers: its model is Unigram, but its normalizer NFKC\n"
     assert f"all texts will be left to {reason}" in out
     assert f"all texts were left to {reason}" in out
