@@ -132,8 +132,8 @@ def test_logits_are_those_of_the_formulas(case):
     expected = Decoder(model.params, HEADS, HEAD_DIM, **options)(TOKENS)
     found = logits(model)
     assert np.abs(expected).max() > 0.05
-    # The rounding depends on the CPU's instructions: 1.1e-6 was seen. Where all scores of a query are
-    # near 0, the quotient of their squares magnifies it.
+    # The rounding depends on the CPU's instructions: 1.1e-6 was seen. Where all scores of a query
+    # are near 0, the quotient of their squares magnifies it.
     tolerance = 1e-5 if options.get("weights") == "norm_squared_relu" else 3e-6
     np.testing.assert_allclose(found, expected, atol=tolerance * max(1, np.abs(expected).max()))
 
