@@ -64,6 +64,7 @@ class OpenShard:
         except FileNotFoundError as error:
             raise UserError(f"{shard.records} is missing: {shard.remedy.again}") from error
         self.close = weakref.finalize(self, os.close, self._file)
+        self.close.atexit = False  # threads may still read
         # A different size may be damage, which is reported with its row when it is read; only a
         # takedown also changes the index.
         changed = os.fstat(self._file).st_size != self._size

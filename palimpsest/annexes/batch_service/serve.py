@@ -121,8 +121,11 @@ def run(flags: Flags) -> int:
     host = f"[{flags.host}]" if ":" in flags.host else flags.host
     print(f"serving {flags.cache_dir}: {scheme}://{host}:{service.port}{status}", flush=True)
     stop.wait()
-    print("stopping: streams end after the batch at hand", flush=True)
-    if not service.stop(flags.grace_seconds):
+    try:
+        print("stopping: streams end after the batch at hand", flush=True)
+    finally:  # also if nobody reads stdout any more
+        ended = service.stop(flags.grace_seconds)
+    if not ended:
         print(f"{service.gate.open[0]} streams were cut off", flush=True)
         os._exit(0)  # the streams' threads never end
     return 0

@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
+import types
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 import palimpsest
-from palimpsest.annexes.batch_service import shelves
+from palimpsest.annexes.batch_service import serve, shelves
 from palimpsest.annexes.batch_service.tokens import Refused, Tokens
 from tasks.terminal.command_line import UserError
 from tests.palimpsest.annexes.batch_service.conftest import HOW
@@ -43,6 +44,22 @@ def serving(caches, tmp_path, *flags, port=0):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_it_stops_in_order_also_if_nobody_reads_what_it_prints(caches, monkeypatch):
+    def printed(line, **_):
+        if line.startswith("stopping"):
+            raise BrokenPipeError
+
+    stopped, told = [], threading.Event()
+    told.set()
+    service = types.SimpleNamespace(port=1, stop=lambda seconds: stopped.append(seconds) or True)
+    monkeypatch.setattr(serve, "_service", lambda *_: service)
+    monkeypatch.setattr(serve, "_on_signals", lambda: told)
+    monkeypatch.setattr("builtins.print", printed)
+    with pytest.raises(BrokenPipeError):
+        serve.run(serve.Flags(cache_dir=caches, port=0))
+    assert stopped == [10]
 
 
 @pytest.mark.processes
