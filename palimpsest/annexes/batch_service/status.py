@@ -98,7 +98,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             raise UserError("no such page")
         if rest[:1] == ["windows"]:
             seed = parse_qs(url.query).get("seed", ["0"])[0]
-            return 200, HTML, catalogue.windows_page(name, int(seed) if seed.isdecimal() else 0)
+            return 200, HTML, catalogue.windows_page(name, int(seed[:9]) if seed.isdecimal() else 0)
         return 200, HTML, catalogue.page(name)
 
     def _explained(self, holder: Holder, query: dict[str, str]) -> str:
@@ -118,7 +118,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.server.tokens.holder(self.headers.get("Authorization", ""))
 
     def _answer(self, status: int, kind: str, content: str) -> None:
-        data = content.encode()
+        data = content.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
