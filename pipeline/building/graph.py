@@ -17,7 +17,6 @@ from pipeline.building.write import ShardWriter
 from pipeline.exclusion.filter import Filter
 from pipeline.runners import secret
 from pipeline.runners.engines import Engine, without_pieces
-from pipeline.runners.local_workers import Local
 from pipeline.tokenizer import spelling, tokenize
 from tasks import annexes, registry, vocabulary
 from tasks.cache.manifest import Plan, shard_file
@@ -67,14 +66,10 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A piece of the corpus and its shards, each (split, number in the split).
-
-    A worker that builds it probably goes on with the parts `following`.
-    """
+    """A piece of the corpus and its shards, each (split, number in the split)."""
 
     piece: sources.Piece
     shards: tuple[tuple[str, int], ...]
-    following: tuple[sources.FilePart, ...] = dataclasses.field(default=(), compare=False)
 
     def names(self, plan: Plan, kind: str) -> set[str]:
         """Returns the names of one kind of the shards' files."""
@@ -103,8 +98,7 @@ def build_piece(job: Job, assignment: Assignment, filters: Stage | None = None) 
         if filters is None and job.plan.filters:
             filters = filtering("stage")(job.plan.filters)
         limits = documents.Limits.of(job.plan, job.corpus.max_document_bytes)
-        following = assignment.following
-        for split, batch in sources.read(job.corpus, assignment.piece, following=following):
+        for split, batch in sources.read(job.corpus, assignment.piece):
             writer, listed = writers[split], excluding.get(split)
             if listed:
                 batch = listed(batch, writer.quarantine)
@@ -167,15 +161,4 @@ def run(job: Job, pieces: list[Assignment], runner: Engine) -> Counter[str]:
             pass
     work = functools.partial(build_piece, slim)
     ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))
-    if isinstance(runner, Local):
-        count, step = len(ordered), runner.workers
-        ordered = [
-            dataclasses.replace(
-                each,
-                following=sources.following(
-                    ordered[later].piece for later in range(number + step, count, step)
-                ),
-            )
-            for number, each in enumerate(ordered)
-        ]
     return runner.run(work, ordered, job.folder)

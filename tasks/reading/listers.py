@@ -29,7 +29,7 @@ from tasks.reading.corpus import (
     Piece,
     SourceFile,
 )
-from tasks.reading.formats.format import PARTS_AHEAD, Format
+from tasks.reading.formats.format import Format
 from tasks.reading.formats.registry import FORMATS, format_of
 from tasks.reading.splits import ChosenFile
 from tasks.reading.stdlib_docs import PythonDocs
@@ -37,7 +37,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _INSPECTORS = 16  # files inspected concurrently: remote ones are bound by latency
-_CHUNK = 64  # local files per thread at a time
+_CHUNK = 64  # files per thread at a time
 
 # Descriptions of plain-text documents, for messages.
 # With fewer documents expected in a split, there may be none: at 3, in 5 corpora of 100.
@@ -128,22 +128,14 @@ class Files:
         shown = tuple(f"{spec}: {note}" for note in notes)
         return Corpus(spec, record, tuple(pieces), shown, type(FORMATS[form]).__module__)
 
-    def read(
-        self,
-        corpus: Corpus,
-        piece: Piece,
-        batch_documents: int,
-        following: Sequence[FilePart] = (),
-    ) -> Batches:
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
         """Yields a piece's documents from all its splits; see `sources.read`."""
         form = format_of(piece.format, corpus.module)
-        parts = (*piece.parts, *following)
-        for number, part in enumerate(piece.parts, 1):
-            some = parts[number : number + PARTS_AHEAD + 1]
+        for part in piece.parts:
             with (
                 opening.user_errors(part.file.path),
                 opening.unchanged(part.file),
-                contextlib.closing(read(form, corpus, part, batch_documents, some)) as found,
+                contextlib.closing(read(form, corpus, part, batch_documents)) as found,
             ):
                 yield from found
 
@@ -179,20 +171,10 @@ def ranges(form: Format, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         return found
 
 
-def read(
-    form: Format,
-    corpus: Corpus,
-    part: FilePart,
-    batch_documents: int,
-    upcoming: Sequence[FilePart] = (),
-) -> Batches:
-    """Yields the documents of a part, which may be an archive; see `Format.read`.
-
-    The `upcoming` parts are read next, perhaps.
-    """
-    how = {"upcoming": upcoming} if getattr(form, "reads_ahead", False) else {}
+def read(form: Format, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
+    """Yields the documents of a part, which may be an archive; see `Format.read`."""
     try:
-        with contextlib.closing(form.read(corpus, part, batch_documents, **how)) as found:
+        with contextlib.closing(form.read(corpus, part, batch_documents)) as found:
             yield from found
         return
     except compression.Archive:  # raised before the first batch
@@ -243,8 +225,7 @@ def _inspected(spec: CorpusSpec, form: str, chosen: list[ChosenFile]) -> list[In
         )
         return ChosenFile(known, each.splits, each.held_out), found, entry
 
-    count = 1 if any(each.file.is_remote for each in chosen) else _CHUNK
-    chunks = [chosen[begin : begin + count] for begin in range(0, len(chosen), count)]
+    chunks = [chosen[begin : begin + _CHUNK] for begin in range(0, len(chosen), _CHUNK)]
     with ThreadPoolExecutor(_INSPECTORS) as pool:
         found = pool.map(lambda chunk: list(map(inspect, chunk)), chunks)
         return list(itertools.chain.from_iterable(found))

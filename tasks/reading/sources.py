@@ -30,8 +30,7 @@ format except plain text. A document's id is its column `id` (or the one named b
 "file:row" (Parquet and Arrow) or "file:byte" (all others), however the corpus is cut into pieces.
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.reading import listers, splits
@@ -41,10 +40,8 @@ from tasks.reading.corpus import (
     VALIDATION,
     Corpus,
     CorpusSpec,
-    FilePart,
     Piece,
 )
-from tasks.reading.formats.format import PARTS_AHEAD
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.reading.spec import forms, parse
 from tasks.terminal.command_line import UserError
@@ -57,11 +54,9 @@ __all__ = [
     "VALIDATION",
     "Corpus",
     "CorpusSpec",
-    "FilePart",
     "Piece",
     "check_record",
     "documents",
-    "following",
     "forms",
     "parse",
     "read",
@@ -103,7 +98,7 @@ def resolve(
 
 
 def read(
-    corpus: Corpus, piece: Piece, batch_documents: int = 1024, following: Sequence[FilePart] = ()
+    corpus: Corpus, piece: Piece, batch_documents: int = 1024
 ) -> Iterator[tuple[str, "pa.RecordBatch"]]:
     """Yields (split, batch) until the piece is read.
 
@@ -119,19 +114,10 @@ def read(
     are not UTF-8 are left out; a JSON or Parquet value is left out whole. A line of text is never
     held whole, and a line of JSON only up to 64 MiB; a Parquet value is one Arrow buffer.
 
-    Parts of remote files are fetched before their turn, also those of `following`, which this
-    process will probably read next.
-
     Raises UserError if the file cannot be read to its end (gone, changed, truncated or corrupt).
     """
-    for batch in listers.of_kind(corpus.spec.kind).read(corpus, piece, batch_documents, following):
+    for batch in listers.of_kind(corpus.spec.kind).read(corpus, piece, batch_documents):
         yield from splits.divide(piece, corpus.spec.validation, batch)
-
-
-def following(pieces: Iterable[Piece]) -> tuple[FilePart, ...]:
-    """Returns as many parts of pieces as `read` fetches ahead, and one more."""
-    parts = itertools.chain.from_iterable(piece.parts for piece in pieces)
-    return tuple(itertools.islice(parts, PARTS_AHEAD + 1))
 
 
 def documents(spec: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tasks.reading import batches, cutting, splits
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import PYTHON_DOCS, TRAIN, VALIDATION, Corpus, CorpusSpec, FilePart, Piece
+from tasks.reading.corpus import PYTHON_DOCS, TRAIN, VALIDATION, Corpus, CorpusSpec, Piece
 from tasks.terminal.command_line import UserError
 
 # JSON lines of "id" and "text", sorted by id; written by scripts/make_python_docs.py.
@@ -72,13 +72,7 @@ class PythonDocs:
         }
         return Corpus(spec, record, tuple(pieces))
 
-    def read(
-        self,
-        corpus: Corpus,
-        piece: Piece,
-        batch_documents: int,
-        following: Sequence[FilePart] = (),
-    ) -> Batches:
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
         if corpus.record["sha256"] != sha256():
             raise UserError(
                 f"the corpus {PYTHON_DOCS} was listed with the documentation of Python "

@@ -1,12 +1,9 @@
 """Remote files as ranges of bytes: read on demand, with retries, and ahead on threads."""
 
-import bisect
 import contextlib
 import io
 import itertools
-import math
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any, cast
 
@@ -14,14 +11,10 @@ from tasks.storage import retries
 
 # Fewest bytes per request: at 100 MB/s, a latency of 50 ms is a third of its time.
 REQUEST_BYTES = 8 << 20
-# Requests of a reader at a time, each for a span of at most so many bytes; with 20 MB/s and 50 ms
-# for a connection, 95 % of its time is transfer.
-CONNECTIONS, SPAN_BYTES = 4, 20 << 20
-_LEAST_SPAN_BYTES = 4 << 20  # of requests at the end
-# Most bytes that were asked for and not read.
-_HELD_BYTES = (CONNECTIONS + 1) * SPAN_BYTES
-# Bytes between two chunks that cost less than a request of their own.
-_GAP_BYTES = 256 << 10
+# Requests for one file at a time, each for a span of at most so many bytes; with 20 MB/s and 50 ms
+# for a connection, 94 % of its time is transfer.
+CONNECTIONS, SPAN_BYTES = 4, 12 << 20
+_LEAST_SPAN_BYTES = 1 << 20
 
 # Yields the bytes [start, stop) of a file in chunks of any size.
 Fetch = Callable[[int, int], Generator[bytes, None, None]]
@@ -38,172 +31,49 @@ def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) 
     return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
 
 
-def spans(groups: Iterable[Iterable[Span]]) -> Iterator[Span]:
-    """Yields parts of groups of chunks in the order of reading, at most SPAN_BYTES each.
+def spans(groups: Iterable[Iterable[Span]]) -> list[Span]:
+    """Divides groups of chunks among the connections, in the order of reading.
 
     Groups are read one after another, the chunks of a group side by side.
     """
+    groups = [[*chunks] for chunks in groups]
+    total = sum(stop - start for chunks in groups for start, stop in chunks)
+    most = SPAN_BYTES
+    if total < 2 * SPAN_BYTES:
+        most = max(total // CONNECTIONS, _LEAST_SPAN_BYTES)
+    found: list[Span] = []
     for chunks in groups:
-        for _, start, stop in sorted(part for chunk in chunks for part in _parts(*chunk)):
-            yield start, stop
+        parts = [part for chunk in chunks for part in _parts(*chunk, most)]
+        for _, start, stop in sorted(parts):
+            if found and found[-1][1] == start and stop - found[-1][0] <= most:
+                found[-1] = found[-1][0], stop
+            else:
+                found.append((start, stop))
+    return found
 
 
-def _parts(start: int, stop: int) -> list[tuple[float, int, int]]:
-    """Returns (its place in the chunk, first byte, end) of parts with at most SPAN_BYTES."""
-    size, count = stop - start, -(-(stop - start) // SPAN_BYTES)
+def _parts(start: int, stop: int, most: int) -> list[tuple[float, int, int]]:
+    """Returns (its place in the chunk, first byte, end) of parts with at most `most` bytes."""
+    size, count = stop - start, -(-(stop - start) // most)
     cuts = [start + size * number // max(count, 1) for number in range(count + 1)]
     ends = enumerate(itertools.pairwise(cuts))
     return [(number / count, begin, end) for number, (begin, end) in ends]
 
 
-class _Request:
-    """Spans of a file with small gaps at most between them; `left` of their bytes were not read."""
-
-    def __init__(self, file: "Ranges", turn: int, spans: list[Span]):
-        self.file, self.turn, self.until, self.spans = file, turn, turn, spans
-        self.left = sum(stop - start for start, stop in spans)
-        self.data: Future[bytearray] | None = None  # once it is asked for
-
-    @property
-    def start(self) -> int:
-        return self.spans[0][0]
-
-    @property
-    def stop(self) -> int:
-        return self.spans[-1][1]
-
-    def takes(self, start: int, stop: int, turn: int) -> bool:
-        """Adds a span, if it is not asked for yet and would not become too large."""
-        if self.data or not 0 <= start - self.stop <= _GAP_BYTES:
-            return False
-        if stop - self.start > SPAN_BYTES:
-            return False
-        self.spans, self.left, self.until = (
-            [*self.spans, (start, stop)],
-            self.left + stop - start,
-            turn,
-        )
-        return True
-
-    def cut(self, size: int) -> "_Request":
-        """Leaves about `size` bytes, and returns a request for the rest."""
-        at = self.start + size
-        rest = [(max(start, at), stop) for start, stop in self.spans if stop > at]
-        self.spans = [(start, min(stop, at)) for start, stop in self.spans if start < at]
-        other = _Request(self.file, self.turn, rest)
-        self.left, other.until = self.left - other.left, self.until
-        return other
-
-
-class Ahead:
-    """Fetches what will be read of several files, in that order, up to a number of bytes.
-
-    Its methods may be called in any thread.
-    """
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(CONNECTIONS)
-        self._waiting: list[_Request] = []  # in the order of their turns
-        self._held = self._running = 0
-        self._ends = False  # nothing more will be expected
-        self._lock = threading.RLock()
-
-    def expect(
-        self, file: "Ranges", spans: Iterable[Span], turn: int = 0, last: bool = False
-    ) -> None:
-        """Fetches spans of a file, which are read once, after all those of lower turns.
-
-        The connections end together after the `last` ones.
-        """
-        with self._lock:
-            file.ahead = self
-            for start, stop in spans:
-                if not (file.expected and file.expected[-1].takes(start, stop, turn)):
-                    self._wait(_Request(file, turn, [(start, stop)]))
-            self._ends = self._ends or last
-            self._ask_more()
-
-    def asked(self, file: "Ranges", start: int) -> tuple[_Request | None, int]:
-        """Returns the request for the bytes from `start` on; if none is, where one begins."""
-        with self._lock:
-            found = next((each for each in file.expected if each.start <= start < each.stop), None)
-            if found and not found.data:
-                self._waiting.remove(found)
-                self._ask(found)
-            begins = (each.start for each in file.expected if each.start > start)
-            return found, min(begins, default=file.size())
-
-    def was_read(self, request: _Request, count: int) -> None:
-        """Lets go of a request once all of its bytes were read."""
-        with self._lock:
-            request.left -= count
-            if request.left <= 0:
-                self._forget([request])
-
-    def forget(self, file: "Ranges", turn: float = math.inf) -> None:
-        """Lets go of what is left of the requests of lower turns."""
-        with self._lock:
-            self._forget([each for each in file.expected if each.until < turn])
-
-    def close(self) -> None:
-        """Ends it, once all files are closed."""
-        self._threads.shutdown(wait=False)
-
-    def _forget(self, requests: Iterable[_Request]) -> None:
-        for each in requests:
-            if each in each.file.expected:
-                each.file.expected.remove(each)
-                if each.data:
-                    each.data.cancel()
-                    self._held -= each.stop - each.start
-                else:
-                    self._waiting.remove(each)
-        self._ask_more()
-
-    def _ask_more(self) -> None:
-        # What waits may still grow, as a few large requests are faster.
-        while (
-            self._waiting and self._running < CONNECTIONS and self._held <= _HELD_BYTES - SPAN_BYTES
-        ):
-            first = self._waiting.pop(0)
-            if self._ends:
-                left = sum(each.left for each in [first, *self._waiting])
-                most = max(left // CONNECTIONS, _LEAST_SPAN_BYTES)
-                if first.left > most + _LEAST_SPAN_BYTES:
-                    self._wait(first.cut(most), 0)
-            self._ask(first)
-
-    def _wait(self, request: _Request, place: int | None = None) -> None:
-        request.file.expected.append(request)
-        if place is None:
-            bisect.insort(self._waiting, request, key=lambda each: each.turn)
-        else:
-            self._waiting.insert(place, request)
-
-    def _ask(self, request: _Request) -> None:
-        self._held += request.stop - request.start
-        self._running += 1
-        request.data = self._threads.submit(request.file.whole, request.start, request.stop)
-        request.data.add_done_callback(self._ended)
-
-    def _ended(self, _: object) -> None:
-        with self._lock:
-            self._running -= 1
-            self._ask_more()
-
-
 class Ranges(io.RawIOBase):
     """A remote file for reading and seeking; reads are short only at the end of the file.
 
-    What an `Ahead` expects is fetched before it is read, several spans at a time.
+    Spans that are expected are fetched before they are read, several at a time.
     """
 
     _position = 0
 
     def __init__(self, path: str, size: int, fetch: Fetch):
         self._path, self._size, self._fetch = path, size, fetch
-        self.ahead: Ahead | None = None
-        self.expected: list[_Request] = []  # and not read; only `ahead` changes it
+        self._threads: ThreadPoolExecutor | None = None
+        self._expected: list[Span] = []  # not yet asked for, the next one last
+        self._asked: dict[Span, Future[bytearray]] = {}
+        self._left: dict[Span, int] = {}  # bytes of those asked for that were not read
 
     def readable(self) -> bool:
         return True
@@ -223,8 +93,22 @@ class Ranges(io.RawIOBase):
         """Returns the file's size in bytes; pyarrow calls this."""
         return self._size
 
-    def whole(self, start: int, stop: int) -> bytearray:
-        """Requests the bytes [start, stop)."""
+    def expect(self, spans: Iterable[Span]) -> None:
+        """Fetches spans in this order. Their bytes are held until all of them were read once."""
+        self._expected = [*self._expected[::-1], *spans][::-1]
+        self._threads = self._threads or ThreadPoolExecutor(CONNECTIONS)
+        self._ask_more()
+
+    def _ask_more(self) -> None:
+        while self._expected and len(self._asked) <= CONNECTIONS:  # and one waits to be read
+            self._ask(self._expected.pop())
+
+    def _ask(self, span: Span) -> None:
+        assert self._threads
+        self._left[span] = span[1] - span[0]
+        self._asked[span] = self._threads.submit(self._whole, *span)
+
+    def _whole(self, start: int, stop: int) -> bytearray:
         data = bytearray(stop - start)
         self._fill(memoryview(data), start)
         return data
@@ -240,14 +124,22 @@ class Ranges(io.RawIOBase):
         return done
 
     def _some(self, view: memoryview, start: int) -> int:
-        """Reads the bytes from `start` on, to where a request begins or ends; returns a number."""
-        request, next_begin = self.ahead.asked(self, start) if self.ahead else (None, self._size)
-        if not self.ahead or not request or not request.data:
+        """Reads the bytes from `start` on, up to where a span begins or ends; returns a number."""
+        known = [*self._asked, *self._expected]
+        span = next((each for each in known if each[0] <= start < each[1]), None)
+        if span is None:
+            next_begin = min((begin for begin, _ in known if begin > start), default=self._size)
             return self._fill(view[: next_begin - start], start)
-        data, at = memoryview(request.data.result()), start - request.start
-        count = min(len(data) - at, len(view))
-        view[:count] = data[at : at + count]
-        self.ahead.was_read(request, count)
+        if span not in self._asked:
+            self._expected.remove(span)
+            self._ask(span)
+        begin, end = span
+        count = min(end - start, len(view))
+        view[:count] = memoryview(self._asked[span].result())[start - begin : start - begin + count]
+        self._left[span] -= count
+        if self._left[span] <= 0:
+            del self._asked[span], self._left[span]
+            self._ask_more()
         return count
 
     def _fill(self, view: memoryview, start: int) -> int:
@@ -260,8 +152,6 @@ class Ranges(io.RawIOBase):
                 return
             with contextlib.closing(self._fetch(position, stop)) as chunks:
                 for chunk in chunks:
-                    if self.closed:
-                        raise ValueError("closed while it was read")
                     end = position + len(chunk)
                     if end > stop:
                         raise OSError(f"more bytes than the {stop - start} requested")
@@ -274,6 +164,7 @@ class Ranges(io.RawIOBase):
         return stop - start
 
     def close(self) -> None:
+        if self._threads:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._asked.clear()
         super().close()
-        if self.ahead:
-            self.ahead.forget(self)

@@ -8,9 +8,6 @@ from tasks.reading.batches import Batches
 from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.terminal.command_line import UserError, nearest
 
-# Parts of remote files that may be fetched before their turn.
-PARTS_AHEAD = 8
-
 
 class Format(Protocol):
     """A file format: checks files, divides them into ranges, and reads them.
@@ -38,9 +35,7 @@ class Format(Protocol):
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         """Yields batches of at most `batch_documents` documents; see `sources.read`.
 
-        `batches.collect` makes batches of single documents. A format with the attribute
-        `reads_ahead` takes `upcoming`, too: up to PARTS_AHEAD + 1 parts that
-        are probably read next.
+        `batches.collect` makes batches of single documents.
         """
 
 

@@ -4,8 +4,7 @@ import bisect
 import collections
 import itertools
 import os
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from tasks.reading import batches, compression, opening
@@ -21,21 +20,16 @@ from tasks.reading.corpus import (
     SourceFile,
 )
 from tasks.reading.formats import tables
-from tasks.reading.formats.format import PARTS_AHEAD
 from tasks.storage import files, ranges
 from tasks.storage.paths import local_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Process, corpus, most documents of a batch.
-_Key = tuple[int, CorpusSpec, int]
-# Path, etag, first row and end of a part.
-_Name = tuple[str, str, int, int | None]
+_Key = tuple[int, SourceFile, str, CorpusSpec, int]
 
 # Bytes to read ahead per column of a local file.
 _COLUMN_BYTES = 1 << 20
-_OPENERS = 4  # remote files that are opened at a time
 
 
 class Parquet:
@@ -47,11 +41,10 @@ class Parquet:
 
     options = COLUMN_OPTIONS
     ranges_are_rows = True
-    reads_ahead = True
 
     def __init__(self) -> None:
         # At most one: a deque's methods are safe in threads.
-        self._paused: collections.deque[_Reader] = collections.deque(maxlen=1)
+        self._paused: collections.deque[_Decoder] = collections.deque(maxlen=1)
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         with opening.open_file(file, ahead=0) as handle:
@@ -67,16 +60,10 @@ class Parquet:
                 row += group.num_rows
         return found
 
-    def read(
-        self,
-        corpus: Corpus,
-        part: FilePart,
-        batch_documents: int,
-        upcoming: Sequence[FilePart] = (),
-    ) -> Batches:
-        reader = self._reader((os.getpid(), corpus.spec, batch_documents))
+    def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
+        decoder = self._decoder(corpus, part, batch_documents)
         try:
-            decoder = reader.decoder(part, upcoming)
+            decoder.expect(part.start, part.stop or 0)
             for row, batch in decoder.until(part.stop or 0):
                 first, last = max(part.start - row, 0), min((part.stop or 0) - row, batch.num_rows)
                 if first < last:
@@ -85,182 +72,62 @@ class Parquet:
                         corpus, part.file.name, ours, row + first, batch_documents
                     )
         except BaseException:
-            reader.close()
+            decoder.handle.close()
             raise
-        if reader.end(part):
-            self._reader().close()  # another reader's
-            self._paused.append(reader)
+        # A member of an archive shares its position in the archive's copy.
+        if decoder.ended or isinstance(part.file, Member):
+            decoder.handle.close()
         else:
-            reader.close()
+            self._take()  # closes another reader's decoder
+            self._paused.append(decoder)
 
-    def _reader(self, key: "_Key | None" = None) -> "_Reader":
-        """Returns the paused reader if it has this key, else closes it and returns a new one."""
+    def _decoder(self, corpus: Corpus, part: FilePart, batch_documents: int) -> "_Decoder":
+        """Returns the decoder of an earlier part, if this part follows in its row group."""
+        file = part.file
+        # Processes that were forked share the position in an open file, and a path may name another
+        # file by now, or one that was written in between. A remote one is read with its etag.
+        is_local = not (file.is_remote or isinstance(file, Member))
+        state = opening.written(os.stat(local_path(file.path))) if is_local else ""
+        key = os.getpid(), file, state, corpus.spec, batch_documents
+        if paused := self._take(key, part.start):
+            return paused
+        handle = opening.open_file(file, ahead=0)
+        try:
+            return _Decoder(key, handle, _open(handle, file.path), part.start)
+        except BaseException:
+            handle.close()
+            raise
+
+    def _take(self, key: "_Key | None" = None, row: int = 0) -> "_Decoder | None":
+        """Returns the paused decoder if it leads to `row` of `key`'s file; closes another one."""
         try:
             paused = self._paused.pop()
         except IndexError:
-            return _Reader(key)
-        if paused.key == key:
+            return None
+        if paused.key == key and paused.reaches(row):
             return paused
-        paused.close()
-        return _Reader(key)
-
-
-class _Reader:
-    """Reads the parts of a corpus in turn, and fetches what is read next from remote files.
-
-    Arrow decodes a row group from its beginning only, and one may hold a whole file. So the decoder
-    is kept for a part that goes on in its row group.
-    """
-
-    def __init__(self, key: _Key | None):
-        self.key = key
-        self._decoder: _Decoder | None = None
-        # Remote files are opened by threads; an error is raised when it is the file's turn.
-        self._opened: dict[str, Future[_Source]] = {}  # by path
-        self._expected: dict[_Name, int] = {}  # turns of parts
-        self._turn = 0
-        self._ahead, self._openers = ranges.Ahead(), ThreadPoolExecutor(_OPENERS)
-
-    def decoder(self, part: FilePart, upcoming: Sequence[FilePart]) -> "_Decoder":
-        """Returns a decoder for a part, and fetches PARTS_AHEAD of the upcoming ones."""
-        parts = [part, *upcoming][: PARTS_AHEAD + 1]
-        asked = {_name(each) for each in parts}
-        self._expected = {key: turn for key, turn in self._expected.items() if key in asked}
-        # A path may name another file by now, or one that was written in between. A remote one is
-        # read with its etag.
-        is_local = not (part.file.is_remote or isinstance(part.file, Member))
-        state = opening.written(os.stat(local_path(part.file.path))) if is_local else ""
-        decoder = self._decoder
-        goes_on = (
-            decoder
-            and (decoder.source.file, decoder.source.state) == (part.file, state)
-            and decoder.reaches(part.start)
-        )
-        if not goes_on:
-            self._decoder = None
-            self._keep({path for path, *_ in self._expected})
-        if part.file.path not in self._opened:
-            self._open(part.file, state)
-        for number, each in enumerate(parts):
-            if each.file.is_remote and _name(each) not in self._expected:
-                if each.file.path not in self._opened:
-                    self._open(each.file)
-                self._expect(each, number == len(upcoming))
-        turn = self._expected.pop(_name(part), 0)
-        if goes_on and decoder:
-            return decoder
-        source = self._opened[part.file.path].result()
-        if part.file.is_remote:
-            self._ahead.forget(source.handle, turn)
-        self._decoder = _Decoder(source, self.key, part.start)
-        return self._decoder
-
-    def _open(self, file: SourceFile, state: str = "") -> None:
-        if file.is_remote:
-            self._opened[file.path] = self._openers.submit(_Source, file, state, self.key)
-        else:
-            opened = self._opened[file.path] = Future[_Source]()
-            opened.set_result(_Source(file, state, self.key))
-
-    def _expect(self, part: FilePart, last: bool) -> None:
-        """Fetches what a part is decoded from, once its file is open."""
-        self._turn += 1
-        turn = self._expected[_name(part)] = self._turn
-
-        def expect(opened: Future[_Source]) -> None:
-            if not opened.cancelled() and not opened.exception():
-                source = opened.result()
-                spans = source.spans(part.start, part.stop or 0)
-                self._ahead.expect(source.handle, spans, turn, last)
-
-        self._opened[part.file.path].add_done_callback(expect)
-
-    def _keep(self, kept: Collection[str]) -> None:
-        """Closes all files but those of these paths."""
-        for path in self._opened.keys() - kept:
-            opened = self._opened.pop(path)
-            if not opened.cancel():
-                opened.add_done_callback(_close)
-
-    def end(self, part: FilePart) -> bool:
-        """Ends a part; returns whether there are files or rows to go on with."""
-        kept = {path for path, *_ in self._expected}
-        # A member of an archive shares its position in the archive's copy.
-        if self._decoder and (self._decoder.ended or isinstance(part.file, Member)):
-            self._decoder = None
-        if self._decoder:
-            kept.add(part.file.path)
-        self._keep(kept)
-        return bool(kept)
-
-    def close(self) -> None:
-        self._decoder = None
-        self._keep(())
-        self._openers.shutdown(wait=False, cancel_futures=True)
-        self._ahead.close()
-
-
-def _name(part: FilePart) -> _Name:
-    return part.file.path, part.file.etag, part.start, part.stop
-
-
-def _close(opened: "Future[_Source]") -> None:
-    if not opened.exception():
-        opened.result().handle.close()
-
-
-class _Source:
-    """An open file of a corpus; `state` tells a local one from others that its path may name."""
-
-    def __init__(self, file: SourceFile, state: str, key: _Key | None):
-        assert key
-        self.file, self.state = file, state
-        self.handle: Any = opening.open_file(file, ahead=0)
-        try:
-            self.parquet = _open(self.handle, file.path)
-            self._wanted = tables.wanted(key[1], self.parquet.schema_arrow)
-        except BaseException:
-            self.handle.close()
-            raise
-        self.groups = list(map(self.parquet.metadata.row_group, range(self.parquet.num_row_groups)))
-        self.ends = list(itertools.accumulate(group.num_rows for group in self.groups))
-        self._expected = 0  # rows before this one
-
-    def spans(self, start: int, stop: int) -> Iterator[ranges.Span]:
-        """Returns what the rows of a part are decoded from, but for earlier parts' spans."""
-        first = max(self._expected, max((end for end in self.ends if end <= start), default=0))
-        self._expected = max(stop, first)
-        begin = bisect.bisect_right(self.ends, first)
-        numbers = range(begin, min(bisect.bisect_left(self.ends, stop) + 1, len(self.ends)))
-        return ranges.spans(self._chunks(number, first, stop) for number in numbers)
-
-    def _chunks(self, index: int, start: int, stop: int) -> Iterator[ranges.Span]:
-        """Yields the bytes of a row group's columns that rows are decoded from, as Arrow reads."""
-        group = self.groups[index]
-        row, rows = self.ends[index] - group.num_rows, group.num_rows
-        shares = [min(max(each - row, 0), rows) for each in (start, stop)]
-        columns = map(group.column, range(group.num_columns)) if rows else ()
-        for column in (each for each in columns if each.path_in_schema in self._wanted):
-            # The dictionary, if there is one, comes first.
-            begin = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
-            size = column.total_compressed_size
-            reads = [-(-size * share // (rows * ranges.REQUEST_BYTES)) for share in shares]
-            first, end = (min(size, each * ranges.REQUEST_BYTES) for each in reads)
-            if first < end:
-                yield begin + first, begin + end
+        paused.handle.close()
+        return None
 
 
 class _Decoder:
     """Decodes a file's rows in order, from the row group of `start` on, and can be paused.
 
-    Decoders of readers with the same `key` yield the same batches of a file.
+    Arrow decodes a row group from its beginning only, and one may hold a whole file. Decoders with
+    the same `key` (process, file, when it was written, corpus, most documents of a batch) yield the
+    same batches.
     """
 
-    def __init__(self, source: _Source, key: _Key | None, start: int):
-        assert key
-        self.source, self._ends = source, source.ends
+    def __init__(self, key: _Key, handle: IO[bytes], parquet: Any, start: int):
+        *_, spec, documents = key
+        self.key, self.handle = key, handle
+        groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
+        self._ends = list(itertools.accumulate(group.num_rows for group in groups))
         first = bisect.bisect_right(self._ends, start)
-        self._batches = _decoded(source.parquet, key[1], self._ends, first, key[2])
+        self._batches = _decoded(parquet, spec, self._ends, first, documents)
+        self._parquet, self._wanted = parquet, tables.wanted(spec, parquet.schema_arrow)
+        # Rows before this one are expected; number of parts that were read.
+        self._expected, self._parts = max((end for end in self._ends if end <= start), default=0), 0
         self._row = start  # of the next batch, or earlier in its row group
         self._current: tuple[int, Any] | None = None  # a batch that the next part begins in
 
@@ -272,6 +139,47 @@ class _Decoder:
         """Returns whether `row` is among the rows that are left of the current row group."""
         group = bisect.bisect_right(self._ends, self._row)
         return self._row <= row and group == bisect.bisect_right(self._ends, row)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Lets a remote file fetch what the rows of a part are decoded from.
+
+        A decoder that went on from an earlier part probably goes on to the next ones, too: then it
+        fetches more, in few large requests.
+        """
+        if not isinstance(self.handle, ranges.Ranges):
+            return
+        known, rows = self._expected, max(self._ends, default=0)
+        if self._parts:
+            ahead = rows * ranges.CONNECTIONS * ranges.SPAN_BYTES // max(self._bytes(), 1)
+            stop = known if known > stop + ahead // 2 else min(stop + ahead, rows)
+        self._parts += 1
+        self._expected = max(stop, known)
+        first = bisect.bisect_right(self._ends, known)
+        groups = range(first, min(bisect.bisect_left(self._ends, stop) + 1, len(self._ends)))
+        self.handle.expect(ranges.spans(self._chunks(group, known, stop) for group in groups))
+
+    def _bytes(self) -> int:
+        groups = map(self._parquet.metadata.row_group, range(len(self._ends)))
+        return sum(
+            column.total_compressed_size for each in groups for column in self._columns(each)
+        )
+
+    def _columns(self, group: Any) -> list[Any]:
+        columns = map(group.column, range(group.num_columns))
+        return [column for column in columns if column.path_in_schema in self._wanted]
+
+    def _chunks(self, index: int, start: int, stop: int) -> Iterator[ranges.Span]:
+        """Yields the bytes of a row group's columns that rows are decoded from, as Arrow reads."""
+        group = self._parquet.metadata.row_group(index)
+        row, rows = self._ends[index] - group.num_rows, group.num_rows
+        shares = [min(max(each - row, 0), rows) for each in (start, stop)]
+        for column in self._columns(group) if rows else ():
+            # The dictionary, if there is one, comes first.
+            begin = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+            size = column.total_compressed_size
+            reads = [-(-size * share // (rows * ranges.REQUEST_BYTES)) for share in shares]
+            first, end = (min(size, each * ranges.REQUEST_BYTES) for each in reads)
+            yield begin + first, begin + end
 
     def until(self, stop: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
         """Yields batches up to the one with row stop - 1, each after its first row's number."""

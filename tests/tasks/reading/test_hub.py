@@ -42,10 +42,8 @@ from tasks.reading import sources
 corpus = sources.resolve(sources.parse(sys.argv[1]), 20_000)
 rows = [
     (split, *list(row.values())[:3])
-    for number, piece in enumerate(pickle.loads(pickle.dumps(corpus.pieces)), 1)
-    for split, batch in sources.read(
-        corpus, piece, following=sources.following(corpus.pieces[number:])
-    )
+    for piece in pickle.loads(pickle.dumps(corpus.pieces))
+    for split, batch in sources.read(corpus, piece)
     for row in batch.to_pylist()
 ]
 print(json.dumps([corpus.record, rows]))
@@ -187,34 +185,6 @@ run(main, [])
     line = refused(hub("-c", change.replace("{change}", '.replace("x", "y")'), token=TOKEN))
     assert "data/train.jsonl has changed" in line
     assert "etag" in line
-
-
-@pytest.mark.processes
-def test_an_error_of_a_file_read_ahead_is_named_at_its_turn(hub):
-    files = [hub.folder / f"data/train-{number}-of-3.parquet" for number in range(3)]
-    for number, file in enumerate(files):
-        table = pa.table({"text": [f"{number} {row} " * 9000 for row in range(2)]})
-        pq.write_table(table, file, use_dictionary=False, compression=None)
-    code = f"""
-import pathlib, sys
-from tasks.reading import sources
-from tasks.terminal.command_line import run
-def main(_):
-    corpus = sources.resolve(sources.parse("hf:an/owner?validation=0"), 40_000)
-    pathlib.Path({str(files[1])!r}).write_bytes(b"x" * 2000)
-    for number, piece in enumerate(corpus.pieces, 1):
-        following = sources.following(corpus.pieces[number:])
-        for _, batch in sources.read(corpus, piece, following=following):
-            texts = [text[:9] for text in batch.column("text").to_pylist()]
-            print("an error:, retrying in", texts, file=sys.stderr)
-run(main, [])
-"""
-    done = hub("-c", code, token=TOKEN)
-    assert "data/train-1-of-3.parquet has changed" in refused(done)
-    read = "".join(done.stderr.splitlines()[:-1])
-    assert "0 0 0 0" in read
-    assert "0 1 0 1" in read
-    assert "2 0 2" not in read
 
 
 # --- what a user may get wrong

@@ -3,7 +3,6 @@
 import gzip
 import io
 import random
-import time
 
 import fsspec
 import pytest
@@ -170,20 +169,12 @@ def serve(asked):
     return fetch
 
 
-@pytest.fixture
-def ahead():
-    found = ranges.Ahead()
-    yield found
-    found.close()
-
-
-def test_expected_spans_are_fetched_before_they_are_read_and_once(ahead, monkeypatch):
-    monkeypatch.setattr(ranges, "_GAP_BYTES", -1)
+def test_expected_spans_are_fetched_before_they_are_read_and_once():
     asked = []
     with ranges.open_ranges("a", len(DATA), serve(asked), 0) as file:
         spans = [(at, at + 100) for at in range(1000, 2000, 100)]
-        ahead.expect(file, spans)
-        file.expected[0].data.result()
+        file.expect(spans)
+        file._asked[spans[0]].result()
         assert asked  # nothing was read
         for at in (1500, 1000):  # two readers side by side
             file.seek(at)
@@ -196,82 +187,33 @@ def test_expected_spans_are_fetched_before_they_are_read_and_once(ahead, monkeyp
     assert sorted(asked) == sorted([*spans, (900, 1000), (2000, 21_900)])
 
 
-def test_few_bytes_are_held_and_few_requests_run(ahead, monkeypatch):
-    monkeypatch.setattr(ranges, "_GAP_BYTES", -1)
-    monkeypatch.setattr(ranges, "SPAN_BYTES", 100)
-    monkeypatch.setattr(ranges, "_HELD_BYTES", 600)
-    running, most, asked = [], [], []
-
-    def fetch(start, stop):
-        asked.append(start)
-        running.append(start)
-        most.append(len(running))
-        time.sleep(0.002)
-        running.remove(start)
-        yield DATA[start:stop]
-
-    with ranges.open_ranges("a", len(DATA), fetch, 0) as file:
-        ahead.expect(file, [(at, at + 100) for at in range(0, 20_000, 100)])
-        time.sleep(0.05)
-        assert len(asked) == 6
-        assert file.read(20_000) == DATA[:20_000]
-    assert asked[:4] == [0, 100, 200, 300]
-    assert len(asked) == 200
-    assert max(most) == ranges.CONNECTIONS
-
-
-def test_spans_with_small_gaps_are_one_request_and_the_last_ones_end_together(ahead, monkeypatch):
-    monkeypatch.setattr(ranges, "SPAN_BYTES", 1000)
-    monkeypatch.setattr(ranges, "_GAP_BYTES", 10)
-    monkeypatch.setattr(ranges, "_LEAST_SPAN_BYTES", 100)
+def test_few_spans_are_held():
     asked = []
     with ranges.open_ranges("a", len(DATA), serve(asked), 0) as file:
-        spans = [(0, 300), (310, 600), (700, 900), (900, 1800)]
-        ahead.expect(file, spans, last=True)
-        for start, stop in spans:
-            file.seek(start)
-            assert file.read(stop - start) == DATA[start:stop]
-        assert file.expected == []
-    assert sorted(asked)[0][0] == 0
-    assert sum(stop - start for start, stop in asked) == 10 + sum(b - a for a, b in spans)
-    assert max(stop - start for start, stop in asked) < 600
+        file.expect([(at, at + 100) for at in range(0, 20_000, 100)])
+        for span in [*file._asked]:
+            file._asked[span].result()
+        assert len(asked) == ranges.CONNECTIONS + 1
 
 
-def test_files_are_fetched_by_turns_and_a_wrong_guess_is_let_go(ahead, monkeypatch):
-    monkeypatch.setattr(ranges, "CONNECTIONS", 1)
-    asked, others = [], []
-    first, second = (
-        ranges.open_ranges(name, len(DATA), serve(into), 0)
-        for name, into in (("a", asked), ("b", others))
-    )
-    with first, second:
-        ahead.expect(first, [(0, 100)], 1)
-        ahead.expect(second, [(0, 100)], 3)
-        ahead.expect(first, [(10_000, 10_100)], 2)
-        ahead.forget(first, 2)
-        first.seek(10_000)
-        assert first.read(100) == DATA[10_000:10_100]
-        assert second.read(100) == DATA[:100]
-        first.seek(0)
-        assert first.read(100) == DATA[:100]
-    assert (len(asked), len(others)) == (3, 1)
-
-
-def test_a_fault_of_an_expected_span_is_raised_where_it_is_read(ahead):
+def test_a_fault_of_an_expected_span_is_raised_where_it_is_read():
     def fetch(start, stop):
         raise UserError("gone")
         yield b""
 
     with ranges.open_ranges("a", len(DATA), fetch, 0) as file:
-        ahead.expect(file, [(0, 100)])
+        file.expect([(0, 100)])
         with pytest.raises(UserError, match="gone"):
             file.read(10)
 
 
-def test_chunks_side_by_side_are_fetched_in_the_order_of_reading():
+def test_spans_share_what_is_read_among_connections_in_the_order_of_reading():
     mb = 1 << 20
-    assert [*ranges.spans([[(5, 100), (200, 300)]])] == [(5, 100), (200, 300)]
-    found = [*ranges.spans([[(0, 80 * mb), (80 * mb, 160 * mb)]])]
-    assert sum(stop - start for start, stop in found) == 160 * mb
+    assert ranges.spans([[(5, 100), (200, 300)]]) == [(5, 100), (200, 300)]
+    assert ranges.spans([[(5, 100)], [(100, 300)]]) == [(5, 300)]
+    two = [(0, 40 * mb), (40 * mb, 80 * mb)]  # of one row group, side by side
+    found = ranges.spans([two])
+    assert sorted(found)[0][0] == 0
+    assert sum(stop - start for start, stop in found) == 80 * mb
     assert all(stop - start <= ranges.SPAN_BYTES for start, stop in found)
-    assert [start >= 80 * mb for start, _ in found[:4]] == [False, True, False, True]
+    assert [start >= 40 * mb for start, _ in found[:4]] == [False, True, False, True]
