@@ -92,7 +92,9 @@ def test_a_command_serves_until_it_is_told_to_stop(caches, local, tmp_path):
         explained = urllib.request.urlopen(f"{status}/explain?{asked}").read().decode()
         for document in local.explain(3, 2):
             assert f"<td>{document.id}</td>" in explained
+        assert urllib.request.urlopen(f"{page}/windows?seed={'9' * 5000}").status == 200
         wrong = "/explain?task=x", "/explain?batch=x&row=0", "/explain?row=9&" + asked[:-6]
+        wrong += ("/explain?task=%22%5Cud800%22",)
         for path in ("/nothing", "/caches/..%2f..%2fetc", "/caches/x", *wrong):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(status + path)
