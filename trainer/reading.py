@@ -220,7 +220,7 @@ def _served(
     beside = {**(given.get("config") or {}), **given}
     wanted = _settings(config, endless)
     wanted |= {name: beside[name] for name in BESIDE if beside.get(name)}
-    # A law whose `length` is the number of batches; None: they are endless.
+    # Its `length` is the number of batches, None if they are endless.
     law, again = open_law(address, wanted), "split" in wanted
     return Batches(law, law.length, config.data.threads, config.data.prefetch, again)
 

@@ -57,8 +57,9 @@ typedef struct {
 void normal_text_begin(NormalText *t, const Normaliser *by);
 bool reserve_text(NormalText *t, i64 size);
 // Normalises a document from `s->at` on into t->bytes, followed by TEXT_SLACK bytes that can be read,
-// 16 of them zeros; returns its length, -1 if memory is short or `s->hard`. Bytes before `readable` can be read. If
-// `pauses`, it may stop early: before the first of the spaces after a word, amid text of t->kept.
+// 16 of them zeros; returns its length, -1 if memory is short or `s->hard`. Bytes before `readable`
+// can be read. If `pauses`, it may stop early: before the first of the spaces after a word, amid text
+// of t->kept.
 i64 normalise_on(NormalText *t, Progress *s, const u8 *readable, bool pauses);
 // Normalises a whole document.
 i64 normalise(NormalText *t, const u8 *at, const u8 *end, const u8 *readable);

@@ -153,8 +153,9 @@ INLINE void take(Score *of, Node *to, double score, i32 id, i64 start) {
   to->start = (i32)start;
 }
 
-// Finds the best path through a segment without rounding to float32, which is the law of `tokenizers`,
-// with room for `scores` up to its end. Returns the largest preceding score for which the float32 path is provably the same, negative if none.
+// Finds the best path through a segment without rounding to float32: the law of `tokenizers`.
+// `scores` has room for one more than the bytes. Returns the largest preceding score for which the
+// float32 path is provably the same, negative if there is none.
 //
 // With n characters, scores of at most C and M = |score before| + n C, each rounding errs by at
 // most u = M 2^-24. So SentencePiece's best scores and candidates differ from the true ones by at

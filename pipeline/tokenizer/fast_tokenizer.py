@@ -84,11 +84,8 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *(("normaliser", Normaliser), ("kind", ctypes.c_int64), ("law", ctypes.c_int64)),
         *((name, ctypes.c_void_p) for name in ("trie", "frozen", "scores", "narrow")),
-        *(
-            ("unknown_score", ctypes.c_double),
-            ("unknown_id", ctypes.c_int64),
-            ("byte_ids", ctypes.c_void_p),
-        ),
+        *(("unknown_score", ctypes.c_double), ("unknown_id", ctypes.c_int64)),
+        ("byte_ids", ctypes.c_void_p),
         *(("has_bytes", ctypes.c_int64), ("cost", ctypes.c_double)),
         *(("ascii_pairs", ctypes.c_void_p), ("pairs", ctypes.c_void_p), ("words", ctypes.c_int64)),
         *((name, ctypes.c_int64) for name in ("spaces_apart", "pieces", "memo_bytes")),
@@ -99,8 +96,8 @@ class _Model(ctypes.Structure):
 class FastTokenizer(WordTokenizer):
     """Encoder with the ids of a SentencePiece model, or of a tokenizer.json's unigram model."""
 
-    def __init__(self, tables: Tables, library: Any, added: Sequence[added_tokens.Added] = ()):
-        """`library`: a SentencePieceProcessor or a TokenizersCodec."""
+    def __init__(self, tables: Tables, codec: Any, added: Sequence[added_tokens.Added] = ()):
+        """`codec`: a SentencePieceProcessor or a TokenizersCodec."""
         self._narrow = tables.scores.astype(np.float32)
         values = {
             **tables._asdict(),
@@ -111,7 +108,7 @@ class FastTokenizer(WordTokenizer):
             "memo_bytes": _MEMO_BYTES,
         }
         values["normaliser"] = filled(Normaliser, values)
-        super().__init__("sentencepiece", _Model, values, added, library)
+        super().__init__("sentencepiece", _Model, values, added, codec)
 
     def normalised_bytes(self, text: np.ndarray) -> int:
         """Returns the bytes of UTF-8 text, uint8, once normalised, without white space."""
@@ -264,13 +261,9 @@ def _pieces(proto: Any, law: str) -> dict[str, Any]:
         "has_bytes": kinds.byte_fallback,
         "cost": float(np.abs(used).max()),
         **pairs([key.decode() for key, _ in normal]),
-        **no_tokens(),
+        # Only a tokenizer.json has tokens that are looked up in normalised text.
+        **dict(zip(("tokens", "begins_token"), added_tokens.table([]), strict=True)),
     }
-
-
-def no_tokens() -> dict[str, Any]:
-    """Returns the fields of tokens that the library finds, for none."""
-    return dict(zip(("tokens", "begins_token"), added_tokens.table([]), strict=True))
 
 
 def pairs(pieces: list[str]) -> dict[str, Any]:

@@ -84,7 +84,10 @@ def spacing(value: Mapping[str, Any], normalisers: _Steps, cutters: _Steps) -> d
 
 
 def check(value: Mapping[str, Any], normaliser: Any) -> None:
-    """Raises Unsupported unless the pieces and added tokens of a tokenizer.json are supported."""
+    """Raises Unsupported unless the pieces and added tokens of a tokenizer.json are supported.
+
+    `normaliser`: the library's object, or None.
+    """
     model = value["model"]
     pieces, unknown = [*model["vocab"]], model.get("unk_id")
     if unknown is None:
@@ -263,4 +266,4 @@ def _detector() -> bytes:
         put(2 * last, byte, last)
         put(3 * last, byte, 2 * last)
     units[value] = 1 << 31
-    return len(units.tobytes()).to_bytes(4, "little") + units.tobytes() + b"X\0"
+    return units.nbytes.to_bytes(4, "little") + units.tobytes() + b"X\0"

@@ -28,7 +28,7 @@ class Unsupported(Exception):
 
 
 def grown(tokens: np.ndarray, count: int, used: int) -> np.ndarray:
-    """Returns an array with room for `count` tokens, of which the first `used` are kept."""
+    """Returns `tokens`, or a copy of the first `used` in an array with room for `count`."""
     if count <= len(tokens):
         return tokens
     larger = np.empty(count + count // 4, tokens.dtype)

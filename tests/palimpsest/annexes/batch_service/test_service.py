@@ -46,7 +46,7 @@ def test_it_is_the_same_object(remote, local):
     "few", [{"task": "python_docs_lm"}, {"task": HOW["task"], "lengths": {"targets": 511}}]
 )
 def test_a_ticket_may_have_few_settings(serve, caches, few):
-    """As a client of another language writes them; the server has our defaults."""
+    """The server fills in our defaults, which a client in another language does not know."""
     here = palimpsest.batches(cache_dir=caches, **few)
     with flight.connect(address(serve())) as raw:
         content = json.dumps({"config": few, "first": 3}).encode()
