@@ -86,7 +86,7 @@ def gather(
         for path in paths:
             try:
                 text = text_of(path)
-            except (OSError, ValueError, EOFError):
+            except (OSError, ValueError, EOFError, LookupError):  # also damaged files
                 continue
             digest = hashlib.sha256((text or "").encode(errors="replace")).digest()
             if not text or len(text) > _LONGEST or digest in seen:

@@ -20,7 +20,7 @@ from pipeline.runners.engines import Engine, without_pieces
 from pipeline.tokenizer import spelling, tokenize
 from tasks import annexes, registry, vocabulary
 from tasks.cache.manifest import Plan, shard_file
-from tasks.reading import sources
+from tasks.reading import batches, sources
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import registered
 
@@ -98,7 +98,7 @@ def build_piece(job: Job, assignment: Assignment, filters: Stage | None = None) 
         if filters is None and job.plan.filters:
             filters = filtering("stage")(job.plan.filters)
         limits = documents.Limits.of(job.plan, job.corpus.max_document_bytes)
-        for split, batch in sources.read(job.corpus, assignment.piece):
+        for split, batch in batches.gathered(sources.read(job.corpus, assignment.piece)):
             writer, listed = writers[split], excluding.get(split)
             if listed:
                 batch = listed(batch, writer.quarantine)

@@ -1,5 +1,6 @@
 """Batches of documents, limited in number and in bytes; `sources.read` describes their columns."""
 
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,34 @@ def bounded(batch: "pa.RecordBatch", count: int, unit: DocumentKind = DocumentKi
         end = min(max(fits, begin + 1), begin + count)
         yield batch.slice(begin, end - begin)
         begin = end
+
+
+def gathered(
+    found: Iterable[tuple[str, "pa.RecordBatch"]],
+) -> Iterator[tuple[str, "pa.RecordBatch"]]:
+    """Joins small (split, batch) of one split up to BATCH_BYTES; its documents keep their order.
+
+    Each batch has a fixed cost in every later step, and a piece may consist of thousands: small
+    row groups, small files, the few documents held out of each batch.
+    """
+    waiting: defaultdict[str, list[pa.RecordBatch]] = defaultdict(list)
+    sizes: Counter[str] = Counter()
+    for split, batch in found:
+        earlier = waiting[split]
+        fits = sizes[split] + batch.nbytes <= BATCH_BYTES
+        if earlier and not (fits and batch.schema == earlier[0].schema):
+            yield split, _joined(earlier)
+            sizes[split] = 0
+            earlier.clear()
+        earlier.append(batch)
+        sizes[split] += batch.nbytes
+    yield from ((split, _joined(batches)) for split, batches in waiting.items())
+
+
+def _joined(batches: Sequence["pa.RecordBatch"]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.StringArray"]:

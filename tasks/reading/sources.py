@@ -98,7 +98,7 @@ def resolve(
 
 
 def read(
-    corpus: Corpus, piece: Piece, batch_documents: int = 1024
+    corpus: Corpus, piece: Piece, batch_documents: int = 1 << 14
 ) -> Iterator[tuple[str, "pa.RecordBatch"]]:
     """Yields (split, batch) until the piece is read.
 

@@ -147,7 +147,7 @@ def divide(
     # A document is held out if the first eight bytes of its hash, as a number, are below this.
     share = int(validation * 2**64).to_bytes(8)
     sha256 = _sha256()
-    held = np.array([sha256(id.encode()).digest() < share for id in _base_ids(batch)], bool)
+    held = np.array([sha256(id).digest() < share for id in _base_ids(batch)], bool)
     for split in piece.splits:
         rows = held if split == VALIDATION else ~held
         if rows.any():
@@ -163,11 +163,11 @@ def _sha256() -> Any:
     return hashlib.sha256
 
 
-def _base_ids(batch: "pa.RecordBatch") -> list[str]:
-    """Returns document ids, the same for all parts of one document."""
-    ids, parts = batch.column("id").to_pylist(), arrow.numbers(batch.column("part"))
+def _base_ids(batch: "pa.RecordBatch") -> list[bytes]:
+    """Returns document ids as UTF-8, the same for all parts of one document."""
+    ids, parts = batch.column("id").cast("binary").to_pylist(), arrow.numbers(batch.column("part"))
     for row in np.flatnonzero(parts > 1).tolist():
-        ids[row] = ids[row].removesuffix(f"#part{parts[row]}")
+        ids[row] = ids[row].removesuffix(f"#part{parts[row]}".encode())
     return ids
 
 
