@@ -194,7 +194,7 @@ INLINE i64 cut_block(Counter *c, Cut *cut, i64 at, i64 size) {
   if (size - at < BLOCK) other |= 1ull << (size - at);
   i64 run = __builtin_ctzll(other);
   if (!run) return at;
-  u64 spaces = block_mask(block_equal(block, block_of(' ')));
+  u64 spaces = block_mask((Block)(block == ' '));
   u64 letters = block_mask(block_in(block, &c->letters));
   u64 signs = block_mask(block_in(block, &c->signs));
   u64 ends = (letters & (signs << 1 | (cut->left == SIGN))) |

@@ -118,7 +118,7 @@ INLINE void take_blocks(Encoder *e, State *s, const u8 *readable) {
     const u64 valid = (1ull << run) - 1;
     word &= valid;
     alone &= valid;
-    block_store(s->out, block_select(is_upper, block_or(block, block_of(0x20)), block));
+    block_store(s->out, block_select(is_upper, block | block_of(0x20), block));
     const u64 after_word = word << 1 | s->inside;
     const i32 place = (i32)(s->out - e->text);
     const u64 spaces = valid & ~(word | alone), after_space = spaces << 1 | s->after_space;
