@@ -1,6 +1,4 @@
 // Encodes documents with the ids of a byte-level BPE tokenizer.json (see byte_pairs.py).
-#include <stdlib.h>
-
 #include "byte_words.h"
 #include "trie.h"
 #include "word_memo.h"
@@ -53,7 +51,6 @@ typedef struct {
 } Encoder;
 
 EXPORT void byte_bpe_free(Encoder *e) {
-  if (!e) return;
   word_memo_free(&e->memo);
   free(e->of_bytes);
   free(e->pairs);
@@ -115,32 +112,22 @@ static bool make_pairs(Encoder *e) {
 
 static bool reserve_word(Encoder *e, i64 size) {
   if (size <= e->word_room) return true;
-  i64 room = 2 * size;
-  free(e->ids);
-  free(e->ends);
-  free(e->before);
-  free(e->heap);
-  e->ids = malloc((size_t)room * sizeof(i32));
-  e->ends = malloc((size_t)room * sizeof(i32));
-  e->before = malloc((size_t)room * sizeof(i32));
-  e->heap = malloc((size_t)room * 3 * sizeof(u64));
-  bool made = e->ids && e->ends && e->before && e->heap;
-  e->word_room = made ? room : 0;
-  return made;
+  const i64 room = 2 * size;
+  if (!RESIZE(e->ids, room) || !RESIZE(e->ends, room) || !RESIZE(e->before, room) ||
+      !RESIZE(e->heap, 3 * room))
+    return false;
+  e->word_room = room;
+  return true;
 }
 
 static bool reserve_text(Encoder *e, i64 size) {
   if (LIKELY(size <= e->room)) return true;
   i64 room = (size + size / 2 + 127) & ~63ll;
-  free(e->classes);
-  free(e->starts);
-  free(e->text);
-  e->classes = malloc((size_t)room / 64 * sizeof(Classes));
-  e->starts = malloc((size_t)room / 64 * sizeof(u64));
-  e->text = malloc((size_t)room + TEXT_SLACK);
-  bool made = e->classes && e->starts && e->text;
-  e->room = made ? room : 0;
-  return made;
+  if (!RESIZE(e->classes, room / 64) || !RESIZE(e->starts, room / 64) ||
+      !RESIZE(e->text, room + TEXT_SLACK))
+    return false;
+  e->room = room;
+  return true;
 }
 
 // Returns an encoder; NULL if memory is short. The kinds, the tries and the ids of bytes must outlive
@@ -360,43 +347,27 @@ static i32 *encode_text(Encoder *e, const u8 *text, i64 size, i32 *out) {
   return out ? encode_words(e, text, places, count, out) : NULL;
 }
 
-// Encodes parts data[offsets[i]:offsets[i + 1]] from `*first` on into `out` [room] from `*used` on;
-// `lengths` receives the number of ids of each. `given` are TEXT, REFUSED or the only id of a part.
-// Returns DONE or why it stops, with the part in `*first`; `normal` says that parts need no
-// normaliser.
-EXPORT i64 byte_bpe_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
-                           i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
-                           i64 normal) {
+static i64 encode_part(void *encoder, const Call *call, const u8 *text, const u8 *end) {
+  Encoder *e = encoder;
   const Rules *r = &e->rules;
-  for (; *first < parts; ++*first) {
-    const u8 *text = data + offsets[*first], *end = data + offsets[*first + 1];
-    i64 size = end - text, begin = *used;
-    if (begin + size + 1 + ID_SLACK > room) return GROW;
-    if (given[*first] >= 0) {
-      out[(*used)++] = given[*first];
-      lengths[*first] = 1;
-      continue;
-    }
-    if (size > INT32_MAX || given[*first] == REFUSED ||
-        (e->refuses && trie_occurs(r->tokens, r->begins, text, end)))
-      return LIBRARY;
-    lengths[*first] = 0;
-    if (!size) continue;
-    bool prefix = r->prefix && *text != ' ';
-    if (!reserve_text(e, size + 1)) return NO_MEMORY;
-    if (prefix || offsets[*first + 1] + TEXT_SLACK > offsets[parts]) {
-      e->text[0] = ' ';
-      memcpy(e->text + prefix, text, (size_t)size);
-      memset(e->text + prefix + size, 0, TEXT_SLACK);
-      text = e->text;
-      size += prefix;
-    }
-    if (classify(&r->words, text, size, e->classes) && !normal) return NORMALISE;
-    find_words(&r->words, text, size, e->classes, e->starts);
-    i32 *after = encode_text(e, text, size, out + begin);
-    if (!after) return NO_MEMORY;
-    *used = after - out;
-    lengths[*first] = *used - begin;
+  i64 size = end - text;
+  if (!size) return call->used;
+  if (call->used + size + 1 + ID_SLACK > call->room) return -GROW;
+  if (size > INT32_MAX || (e->refuses && trie_occurs(r->tokens, r->begins, text, end)))
+    return -LIBRARY;
+  const bool prefix = r->prefix && *text != ' ';
+  if (!reserve_text(e, size + 1)) return -NO_MEMORY;
+  if (prefix || end + TEXT_SLACK > call->data + call->offsets[call->parts]) {
+    e->text[0] = ' ';
+    memcpy(e->text + prefix, text, (size_t)size);
+    memset(e->text + prefix + size, 0, TEXT_SLACK);
+    text = e->text;
+    size += prefix;
   }
-  return DONE;
+  if (classify(&r->words, text, size, e->classes) && !call->normal) return -NORMALISE;
+  find_words(&r->words, text, size, e->classes, e->starts);
+  const i32 *after = encode_text(e, text, size, call->out + call->used);
+  return after ? after - call->out : -NO_MEMORY;
 }
+
+EXPORT i64 byte_bpe_encode(Encoder *e, Call *call) { return encode_parts(e, call, encode_part); }

@@ -1,7 +1,6 @@
 // Keys of short strings, and their hashes, for tables of words.
 #pragma once
 
-#include <stdlib.h>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif

@@ -4,12 +4,21 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+// Makes room for `count` elements in memory that is kept if there is no more; returns whether there is.
+#define RESIZE(array, count)                                             \
+  ({                                                                     \
+    void *resized = realloc(array, (size_t)(count) * sizeof(*(array)));  \
+    if (resized) (array) = resized;                                      \
+    resized != NULL;                                                     \
+  })
 
 #define TEXT_SLACK 64  // bytes beyond a text that can be read
 

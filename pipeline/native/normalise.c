@@ -2,8 +2,6 @@
 // Source: SentencePiece normalizer.cc, Normalize and NormalizePrefix.
 #include "normalise.h"
 
-#include <stdlib.h>
-
 void normal_text_begin(NormalText *t, const Normaliser *by) {
   *t = (NormalText){.normaliser = by};
   for (int byte = 0; byte < 128; byte++) {
@@ -19,11 +17,8 @@ void normal_text_begin(NormalText *t, const Normaliser *by) {
 
 bool reserve_text(NormalText *t, i64 size) {
   if (LIKELY(size <= t->room)) return true;
-  i64 room = size + size / 2;
-  u8 *text = realloc(t->bytes, (size_t)room);
-  if (!text) return false;
-  t->bytes = text;
-  t->room = room;
+  if (!RESIZE(t->bytes, size + size / 2)) return false;
+  t->room = size + size / 2;
   return true;
 }
 

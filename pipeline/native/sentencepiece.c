@@ -2,7 +2,6 @@
 // unigram models of a tokenizer.json (see unigrams.py).
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "cuts.h"
 #include "normalise.h"
@@ -14,11 +13,6 @@
 #define NEW_LAW 1             // that of 0.2.2 and later,
 #define MOST_SCORE 100000.0f  // in which a larger score is subtracted from all,
 #define WORD_LAW 2            // and that of `tokenizers`: scores are summed in float64 for each word
-
-// Instead of the number of ids so far, why a document's encoding stops.
-#define NO_ROOM (-1)
-#define REFUSES (-2)
-#define SHORT (-3)
 
 #define MEMO_BYTES 64        // longest string in the memo
 #define MEMO_IDS 192         // most ids of one: a space spelt in bytes has three
@@ -86,7 +80,6 @@ typedef struct {
 } Encoder;
 
 EXPORT void sentencepiece_free(Encoder *e) {
-  if (!e) return;
   word_memo_free(&e->memo);
   free(e->text.bytes);
   free(e->cuts);
@@ -172,13 +165,9 @@ static double certain_path(const Model *m, const u8 *text, i64 size, Node *nodes
     const double before = scores[begin].best;
     bool single = false;
     i64 node = root;
-    for (i64 p = begin; p < size;) {
-      u8 byte = text[p];
-      node = trie_child(trie, node, byte);
-      if (!trie_has(node, byte)) break;
-      p++;
-      i32 id = trie_value(node);
-      if (id < 0) continue;
+    const u8 *at = text + begin;
+    for (i32 id; (id = trie_next(trie, &node, &at, text + size)) >= 0;) {
+      const i64 p = at - text;
       take(scores + p, nodes + p, m->scores[id] + before, id, begin);
       single |= p - begin == width;
     }
@@ -214,13 +203,9 @@ INLINE void path_by(i64 law, const Model *m, const u8 *text, i64 size, float sco
     const double before = nodes[begin].best;
     bool single = false;
     i64 node = root;
-    for (i64 p = begin; p < size;) {
-      u8 byte = text[p];
-      node = trie_child(trie, node, byte);
-      if (!trie_has(node, byte)) break;
-      p++;
-      i32 id = trie_value(node);
-      if (id < 0) continue;
+    const u8 *at = text + begin;
+    for (i32 id; (id = trie_next(trie, &node, &at, text + size)) >= 0;) {
+      const i64 p = at - text;
       double candidate = m->scores[id] + before;
       if (law == NEW_LAW) candidate = (float)candidate;
       if (p > reached) reached = p;
@@ -424,14 +409,8 @@ INLINE i64 append(Encoder *e, i32 id, i64 used) {
 static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i64 used) {
   const Model *m = &e->model;
   if (size >= e->nodes_room) {
-    Node *nodes = realloc(e->nodes, (size_t)(2 * size + 1) * sizeof(Node));
-    if (!nodes) return SHORT;
-    e->nodes = nodes;
-    if (m->law == WORD_LAW) {
-      Score *scores = realloc(e->scores, (size_t)(2 * size + 1) * sizeof(Score));
-      if (!scores) return SHORT;
-      e->scores = scores;
-    }
+    if (!RESIZE(e->nodes, 2 * size + 1)) return -NO_MEMORY;
+    if (m->law == WORD_LAW && !RESIZE(e->scores, 2 * size + 1)) return -NO_MEMORY;
     e->nodes_room = 2 * size + 1;
   }
   Node *nodes = e->nodes;
@@ -447,7 +426,7 @@ static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i64 used) {
     else
       path_by(OLD_LAW, m, text, size, e->exact, nodes);
   } else if (!merged_path(m, text, size, nodes)) {
-    return REFUSES;
+    return -LIBRARY;
   }
   const float score = nodes[size].best;
   reverse(nodes, size);
@@ -499,10 +478,9 @@ static i64 encode_words(Encoder *e, const Words *words, i64 count, i64 used);
 // Appends the ids of text that is cut wherever no piece crosses.
 static i64 encode_segments(Encoder *e, const u8 *text, i64 size, i64 used) {
   if (size >= e->cuts_room) {
-    free(e->cuts);
-    e->cuts = calloc((size_t)(2 * size), sizeof(u32));  // the first is 0
-    e->cuts_room = e->cuts ? 2 * size : 0;
-    if (!e->cuts) return SHORT;
+    if (!RESIZE(e->cuts, 2 * size)) return -NO_MEMORY;
+    e->cuts_room = 2 * size;
+    e->cuts[0] = 0;
   }
   i64 count = cut_pairs(&e->model.pairs, text, 0, size, e->cuts + 1);
   return encode_words(e, &(Words){text, e->cuts, e->cuts + 1, e->same, true}, count, used);
@@ -514,7 +492,7 @@ static __attribute__((noinline)) i64 encode_other(Encoder *e, const Words *words
   const u8 *text = words->text + words->begins[i];
   const i64 length = words->ends[i] - words->begins[i];
   if (words->spelt[*text] != *text) {
-    if (!reserve_text(&e->text, length + TEXT_SLACK)) return SHORT;
+    if (!reserve_text(&e->text, length + TEXT_SLACK)) return -NO_MEMORY;
     memcpy(e->text.bytes, text, (size_t)length);
     memset(e->text.bytes + length, 0, TEXT_SLACK);
     e->text.bytes[0] = words->spelt[*text];
@@ -532,7 +510,7 @@ static __attribute__((noinline)) i64 encode_other(Encoder *e, const Words *words
   return put_entry(e, entry, text, length, used);
 }
 
-// Appends the ids of up to AHEAD words; returns the new `used`, SHORT or REFUSES.
+// Appends the ids of up to AHEAD words; returns the new `used`, or less than 0: why it stops.
 INLINE i64 encode_some(Encoder *e, const Words *words, i64 first, i64 count, bool wide, i64 used) {
   Key keys[AHEAD];
   const WordEntry *lines[AHEAD];
@@ -644,21 +622,26 @@ static i64 encode_plain(Encoder *e, const u8 **at, const u8 *end, i64 used) {
   return used;
 }
 
-// Encodes a document; returns the new `used`, NO_ROOM, SHORT or REFUSES.
-static i64 encode_document(Encoder *e, const u8 *at, const u8 *end, const u8 *readable, i64 room,
-                           i64 used) {
+static i64 encode_part(void *encoder, const Call *call, const u8 *at, const u8 *end) {
+  Encoder *e = encoder;
   const Model *m = &e->model;
+  const u8 *readable = call->data + call->offsets[call->parts];
   Progress s = {.begin = at, .at = at, .end = end, .after_space = m->normaliser.strip_left};
   const i64 ids = m->has_bytes ? 3 : 1;  // most of a byte
-  if (end - at > INT32_MAX) return REFUSES;
+  i64 used = call->used;
+  e->out = call->out;
+  e->exact = 0;
+  e->exact_ids = e->begin = used;
+  e->bound = 0;
+  if (end - at > INT32_MAX) return -LIBRARY;
   const bool pauses = m->spaces_apart && !m->normaliser.suffix;
   while (s.at < end && used >= 0) {
     const i64 size = normalise_on(&e->text, &s, readable, pauses);
-    if (size < 0) return s.hard ? REFUSES : SHORT;
+    if (size < 0) return s.hard ? -LIBRARY : -NO_MEMORY;
     const u8 *text = e->text.bytes;
     if (m->law == WORD_LAW && trie_occurs(m->tokens, m->begins_token, text, text + size))
-      return REFUSES;
-    if (used + ids * (size + end - s.at) + ID_SLACK > room) return NO_ROOM;
+      return -LIBRARY;
+    if (used + ids * (size + end - s.at) + ID_SLACK > call->room) return -GROW;
     if (size)
       used = m->spaces_apart ? encode_normal(e, size, used)
                              : encode_segments(e, text, size, used);
@@ -670,30 +653,8 @@ static i64 encode_document(Encoder *e, const u8 *at, const u8 *end, const u8 *re
   return used;
 }
 
-// Encodes parts as byte_bpe_encode does.
-EXPORT i64 sentencepiece_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
-                                i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
-                                i64 normal) {
-  (void)normal;  // the tables normalise
-  e->out = out;
-  for (; *first < parts; ++*first) {
-    if (*used + ID_SLACK > room) return GROW;
-    lengths[*first] = 1;
-    if (given[*first] >= 0) {
-      out[(*used)++] = given[*first];
-      continue;
-    }
-    if (given[*first] == REFUSED) return LIBRARY;
-    e->exact = 0;
-    e->exact_ids = e->begin = *used;
-    e->bound = 0;
-    i64 end = encode_document(e, data + offsets[*first], data + offsets[*first + 1],
-                              data + offsets[parts], room, *used);
-    if (end < 0) return end == NO_ROOM ? GROW : end == SHORT ? NO_MEMORY : LIBRARY;
-    lengths[*first] = end - *used;
-    *used = end;
-  }
-  return DONE;
+EXPORT i64 sentencepiece_encode(Encoder *e, Call *call) {
+  return encode_parts(e, call, encode_part);
 }
 
 // Returns whether a character is white space. Source: Python's `str.isspace`.

@@ -2,27 +2,12 @@
 #include "cuts.h"
 #include "normalise.h"
 
-static i64 put_character(u8 *out, u32 point) {
-  if (point < 0x80) {
-    out[0] = (u8)point;
-    return 1;
-  }
-  if (point < 0x800) {
-    out[0] = (u8)(0xC0 | point >> 6);
-    out[1] = (u8)(0x80 | (point & 0x3F));
-    return 2;
-  }
-  out[0] = (u8)(0xE0 | point >> 12);
-  out[1] = (u8)(0x80 | (point >> 6 & 0x3F));
-  out[2] = (u8)(0x80 | (point & 0x3F));
-  return 3;
-}
-
-// Fills `ascii` [128] and `points` [65536] of a normaliser with `rules` and `right_sides`.
-EXPORT void normaliser_tables(Normaliser *of, i16 *ascii, u8 *points) {
+// Fills `ascii` [128] and `points` [65536] of a normaliser with `rules` and `right_sides`. `others`
+// are the characters beyond ASCII up to U+FFFF.
+EXPORT void normaliser_tables(Normaliser *of, const u8 *others, i64 size, i16 *ascii, u8 *points) {
   u8 text[4];
   u32 place = 0;
-  i64 reached;
+  i64 reached, width;
   for (u32 byte = 0; byte < 128; byte++) {
     text[0] = (u8)byte;
     const u8 *side = of->right_sides;
@@ -38,15 +23,17 @@ EXPORT void normaliser_tables(Normaliser *of, i16 *ascii, u8 *points) {
       longest_rule(of, text, text + 2, &place, &reached);
       if (reached == 2) ascii[byte] = NO_RULE;
     }
-    for (u32 point = 0x80; begins_more && point < 0x10000; point++) {
-      i64 width = put_character(text + 1, point);
+    for (i64 at = 0; begins_more && at < size; at += width) {
+      width = character_bytes(others[at]);
+      memcpy(text + 1, others + at, (size_t)width);
       longest_rule(of, text, text + 1 + width, &place, &reached);
-      if (reached == 1 + width) points[point] |= JOINS;
+      if (reached == 1 + width) points[code_point(others + at, width)] |= JOINS;
     }
   }
-  for (u32 point = 0x80; point < 0x10000; point++) {
-    i64 width = put_character(text, point);
-    longest_rule(of, text, text + width, &place, &reached);
+  for (i64 at = 0; at < size; at += width) {
+    width = character_bytes(others[at]);
+    const u32 point = code_point(others + at, width);
+    longest_rule(of, others + at, others + at + width, &place, &reached);
     // The space symbol is written as a space.
     if (reached == width || point == 0x2581) points[point] |= BEGINS;
   }

@@ -13,18 +13,23 @@ INLINE i64 trie_child(const i64 *trie, i64 node, u8 byte) { return trie[(node >>
 INLINE bool trie_has(i64 node, u8 byte) { return (u8)node == byte; }
 INLINE i32 trie_value(i64 node) { return (i32)((node >> 8) & 0xFFFFFF) - 1; }  // -1 for none
 
+// Moves `*at` from `*node` on behind the next key; returns its value, -1 if there is none.
+INLINE i32 trie_next(const i64 *trie, i64 *node, const u8 **at, const u8 *end) {
+  while (*at < end) {
+    const u8 byte = *(*at)++;
+    *node = trie_child(trie, *node, byte);
+    if (!trie_has(*node, byte)) return -1;
+    if (trie_value(*node) >= 0) return trie_value(*node);
+  }
+  return -1;
+}
+
 // Returns the bytes of the longest key at `at`, 0 if none, and its value in `value`.
 INLINE i64 trie_longest(const i64 *trie, const u8 *at, const u8 *end, i32 *value) {
   i64 node = trie[0], length = 0;
   *value = -1;
-  for (const u8 *p = at; p < end; p++) {
-    node = trie_child(trie, node, *p);
-    if (!trie_has(node, *p)) break;
-    if (trie_value(node) >= 0) {
-      length = p + 1 - at;
-      *value = trie_value(node);
-    }
-  }
+  const u8 *p = at;
+  for (i32 next; (next = trie_next(trie, &node, &p, end)) >= 0; length = p - at) *value = next;
   return length;
 }
 

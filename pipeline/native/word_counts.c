@@ -1,6 +1,4 @@
 // Counts the words of normalised text (see word_counts.py).
-#include <stdlib.h>
-
 #include "blake2b.h"
 #include "normalise.h"
 #include "memo.h"
@@ -49,7 +47,6 @@ typedef struct {
 } Counter;
 
 EXPORT void words_free(Counter *c) {
-  if (!c) return;
   free(c->text.bytes);
   free(c->table);
   free(c->longer);
@@ -97,9 +94,7 @@ static bool grow_table(Counter *c) {
 static bool store_long(Counter *c, const u8 *word, i64 length) {
   u32 size = (u32)length;
   if (c->used + sizeof(size) + size > c->room) {
-    u8 *longer = realloc(c->longer, 2 * c->room + size);
-    if (!longer) return false;
-    c->longer = longer;
+    if (!RESIZE(c->longer, 2 * c->room + size)) return false;
     c->room = 2 * c->room + size;
   }
   memcpy(c->longer + c->used, &size, sizeof(size));

@@ -6,17 +6,10 @@
 #pragma once
 
 #include "memo.h"
-
-// Reasons why an encoder stops; see word_tokenizer.py.
-#define DONE 0
-#define NORMALISE 1  // the normaliser may change the part
-#define LIBRARY 2    // the library must encode it
-#define NO_MEMORY 3
-#define GROW 4  // `out` may be too short for its ids
+#include "parts.h"
 
 #define WORD_BYTES 255  // longest word
 #define WIDE_IDS 5      // most ids of 24 bits inside an entry
-#define ID_SLACK 8      // ids that may be written beyond the last
 #define NOTE_BYTES 3
 #define POOLED 0xFF    // instead of a number of ids
 #define READ_AHEAD 16  // bytes that can be read of any word

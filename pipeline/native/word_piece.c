@@ -1,6 +1,4 @@
 // Encodes documents with the ids of a WordPiece tokenizer.json (see word_pieces.py).
-#include <stdlib.h>
-
 #include "simd.h"
 #include "trie.h"
 #include "word_memo.h"
@@ -27,14 +25,12 @@ typedef struct {
   WordMemo memo;
   AsciiSet kept, upper, alone, spaces;  // by action; `upper` becomes lower case
   u8 *text;                             // normalised document; between words it may hold spaces
-  i64 text_room;
   i32 *begins, *ends;  // of its words
   i32 *chunks;         // first words of runs of words without white space between them
-  i64 words_room;
+  i64 room;            // of these, in bytes of text
 } Encoder;
 
 EXPORT void word_piece_free(Encoder *e) {
-  if (!e) return;
   word_memo_free(&e->memo);
   free(e->text);
   free(e->begins);
@@ -167,22 +163,11 @@ INLINE bool take_character(Encoder *e, State *s) {
 }
 
 static bool reserve(Encoder *e, i64 size) {
-  if (UNLIKELY(size > e->text_room)) {
-    u8 *text = realloc(e->text, (size_t)(2 * size));
-    if (!text) return false;
-    e->text = text;
-    e->text_room = 2 * size;
-  }
-  if (UNLIKELY(size > e->words_room)) {
-    i32 *begins = realloc(e->begins, (size_t)(2 * size) * sizeof(i32));
-    if (begins) e->begins = begins;
-    i32 *ends = realloc(e->ends, (size_t)(2 * size) * sizeof(i32));
-    if (ends) e->ends = ends;
-    i32 *chunks = realloc(e->chunks, (size_t)(2 * size) * sizeof(i32));
-    if (chunks) e->chunks = chunks;
-    if (!begins || !ends || !chunks) return false;
-    e->words_room = 2 * size;
-  }
+  if (LIKELY(size <= e->room)) return true;
+  if (!RESIZE(e->text, 2 * size) || !RESIZE(e->begins, 2 * size) || !RESIZE(e->ends, 2 * size) ||
+      !RESIZE(e->chunks, 2 * size))
+    return false;
+  e->room = 2 * size;
   return true;
 }
 
@@ -299,33 +284,18 @@ static i32 *encode_chunks(Encoder *e, i64 first, i64 last, i32 *out) {
   return out;
 }
 
-// Encodes parts as byte_bpe_encode does.
-EXPORT i64 word_piece_encode(Encoder *e, const u8 *data, const i64 *offsets, const i32 *given,
-                             i64 parts, i64 *first, i32 *out, i64 room, i64 *used, i64 *lengths,
-                             i64 normal) {
-  (void)normal;  // the tables normalise
-  const u8 *readable = data + offsets[parts];
-  for (; *first < parts; ++*first) {
-    const u8 *at = data + offsets[*first], *end = data + offsets[*first + 1];
-    i64 words = 0, chunks = 0;
-    if (*used + ID_SLACK > room) return GROW;
-    if (given[*first] >= 0) {
-      out[(*used)++] = given[*first];
-      lengths[*first] = 1;
-      continue;
-    }
-    if (given[*first] == REFUSED) return LIBRARY;
-    i64 why = find_words(e, at, end, readable, &words, &chunks);
-    if (why != DONE) return why;
-    i32 *after = out + *used;
-    if (words) {
-      if (*used + e->ends[words - 1] + ID_SLACK > room) return GROW;
-      memset(e->text + e->ends[words - 1], 0, READ_AHEAD);
-      for (i64 chunk = 0; chunk < chunks; chunk += AHEAD)
-        after = encode_chunks(e, chunk, chunk + AHEAD < chunks ? chunk + AHEAD : chunks, after);
-    }
-    lengths[*first] = after - out - *used;
-    *used = after - out;
-  }
-  return DONE;
+static i64 encode_part(void *encoder, const Call *call, const u8 *at, const u8 *end) {
+  Encoder *e = encoder;
+  i64 words = 0, chunks = 0;
+  const i64 why = find_words(e, at, end, call->data + call->offsets[call->parts], &words, &chunks);
+  if (why != DONE) return -why;
+  if (!words) return call->used;
+  if (call->used + e->ends[words - 1] + ID_SLACK > call->room) return -GROW;
+  memset(e->text + e->ends[words - 1], 0, READ_AHEAD);
+  i32 *after = call->out + call->used;
+  for (i64 chunk = 0; chunk < chunks; chunk += AHEAD)
+    after = encode_chunks(e, chunk, chunk + AHEAD < chunks ? chunk + AHEAD : chunks, after);
+  return after - call->out;
 }
+
+EXPORT i64 word_piece_encode(Encoder *e, Call *call) { return encode_parts(e, call, encode_part); }

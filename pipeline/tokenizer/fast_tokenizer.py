@@ -188,9 +188,11 @@ def normaliser(proto: Any) -> dict[str, Any]:
 def fill_tables(found: dict[str, Any]) -> None:
     """Fills `ascii` and `points` of a normaliser's fields."""
     given = filled(Normaliser, {**found, "rules_size": len(found["rules"])})
+    others = "".join(map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000)))).encode()
     library().normaliser_tables(
-        ctypes.byref(given), pointer(found["ascii"]), pointer(found["points"])
-    )
+        ctypes.byref(given), others, ctypes.c_int64(len(others)), pointer(found["ascii"]),
+        pointer(found["points"]),
+    )  # fmt: skip
 
 
 def _pieces(proto: Any, law: str) -> dict[str, Any]:

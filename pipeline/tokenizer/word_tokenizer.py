@@ -12,15 +12,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.native.library import filled, library, pointer
+from pipeline.native.library import filled, library
 from pipeline.tokenizer import added_tokens
 
 # Most memory of the words that are remembered; 2.6 million short ones fit, then they are forgotten.
 _MEMO_BYTES = 192 << 20
 # Ids that are written beyond the last.
 _SLACK = 8
-# Why the code stops; see word_memo.h.
+# Why the code stops; see parts.h.
 _DONE, _NORMALISE, _LIBRARY, _NO_MEMORY, _GROW = range(5)
+
+
+class _Call(ctypes.Structure):
+    """Parts, and where their ids go, as in pipeline/native/parts.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("data", "offsets", "given")),
+        *(("parts", ctypes.c_int64), ("first", ctypes.c_int64), ("out", ctypes.c_void_p)),
+        *(("room", ctypes.c_int64), ("used", ctypes.c_int64), ("lengths", ctypes.c_void_p)),
+        ("normal", ctypes.c_int64),
+    ]
 
 
 class Unsupported(Exception):
@@ -113,27 +124,25 @@ class WordTokenizer:
         offsets, given, owners = parts
         encode = getattr(library(), self._function)
         normal = not self._normalises or raw is not None
-        place, end = ctypes.c_int64(), ctypes.c_int64(used)
         room = int(offsets[-1] - offsets[0]) + len(given) + _SLACK
         self._out = grown(self._out, used + room, used)
+        values = {"parts": len(given), "first": 0, "used": used, "normal": normal}
+        arrays = {"data": data, "offsets": offsets, "given": given, "lengths": lengths}
+        call = filled(_Call, {**values, **arrays, "out": self._out, "room": 0})
         while True:
-            why = encode(
-                self._encoder, pointer(data), pointer(offsets), pointer(given),
-                ctypes.c_int64(len(given)), ctypes.byref(place), pointer(self._out),
-                ctypes.c_int64(len(self._out)), ctypes.byref(end), pointer(lengths),
-                ctypes.c_int64(normal),
-            )  # fmt: skip
+            call.out, call.room = self._out.ctypes.data, len(self._out)
+            why = encode(self._encoder, ctypes.byref(call))
             if why == _DONE:
-                return end.value
+                return call.used
             if why == _NO_MEMORY:
                 raise MemoryError("no memory for the words of a document")
             if why == _GROW:
-                self._out = grown(self._out, 2 * len(self._out), end.value)
+                self._out = grown(self._out, 2 * len(self._out), call.used)
                 continue
-            at = place.value
+            at = call.first
             text = data[offsets[at] : offsets[at + 1]].tobytes().decode() if raw is None else raw
-            end.value = self._other(why, text, lengths[at : at + 1], end.value, int(owners[at]))
-            place.value += 1
+            call.used = self._other(why, text, lengths[at : at + 1], call.used, int(owners[at]))
+            call.first += 1
 
     def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
         """Like `_encode`, for one text of document `owner` that needs the library."""
