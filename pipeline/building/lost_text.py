@@ -5,6 +5,7 @@ normalisation changes is not lost.
 """
 
 import ctypes
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -35,22 +36,27 @@ class Lost(NamedTuple):
     rows: int  # number of rows that lost all their text
 
 
+# Printable ASCII and its white space, but for the last byte, with which what follows may combine.
+_PLAIN = re.compile(rb"[\t-\r -~]{15,}(?=[\t-\r -~])")
 Measure = Callable[[np.ndarray], int]
 
 
 def _normalised(text: np.ndarray, vocabulary: Vocabulary, measure: Measure | None) -> int:
     """Returns the UTF-8 bytes of a text as the vocabulary normalises it, without white space.
 
-    Normalisers are slow, and keep the size of printable ASCII, which is counted as it is; but what
-    follows it may combine with its last character.
+    The normalisers of a tokenizer.json are slow, and keep the size of long runs of ASCII. Those of
+    SentencePiece may not: a user-defined symbol does not combine with what follows.
     """
-    rest, removed = np.empty(len(text), np.uint8), ctypes.c_int64()
-    size = ctypes.c_int64(len(text))
-    kept = library().lost_text_rest(pointer(text), size, pointer(rest), ctypes.byref(removed))
     if measure:
-        return removed.value + measure(rest[:kept])
-    words = vocabulary.codec.normalize(rest[:kept].tobytes().decode()).replace(SPACE, " ").split()
-    return removed.value + len("".join(words).encode())
+        return measure(text)
+    whole = text.tobytes()
+    rest = whole if vocabulary.is_sentencepiece else _PLAIN.sub(b" ", whole)
+    words = vocabulary.codec.normalize(rest.decode()).replace(SPACE, " ").split()
+    return _solid(whole) - _solid(rest) + len("".join(words).encode())
+
+
+def _solid(text: bytes) -> int:
+    return len(text.translate(None, b" \t\n\v\f\r"))
 
 
 def _known(tokens: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary) -> dict[int, int]:

@@ -430,16 +430,15 @@ static i64 encode_exactly(Encoder *e, const u8 *text, i64 size, i64 used) {
   }
   const float score = nodes[size].best;
   reverse(nodes, size);
-  for (i64 p = 0; p < size;) {
-    i64 end = nodes[p].start;
-    i32 id = nodes[end].id;
+  for (i64 p = 0, end; p < size; p = end) {
+    end = nodes[p].start;
+    const i32 id = nodes[end].id;
     if (id == m->unknown_id && m->has_bytes) {
       used += put_piece(m, text, p, end, id, e->out + used);
       e->exact_ids = used;
     } else {
       used = append(e, id, used);
     }
-    p = end;
   }
   if (m->kind == UNIGRAM) e->exact = score;
   e->bound = fabs(e->exact);
@@ -657,9 +656,11 @@ EXPORT i64 sentencepiece_encode(Encoder *e, Call *call) {
   return encode_parts(e, call, encode_part);
 }
 
-// Returns whether a character is white space. Source: Python's `str.isspace`.
+// White space: 9 to 13, 28 to 32 and some beyond ASCII. Source: Python's `str.isspace`.
+static const AsciiSet WHITE = {{4, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 3, 3, 2, 2}};
+
 static bool is_space(u32 point) {
-  if (point < 0x80) return point == ' ' || point - '\t' < 5 || point - 0x1C < 4;
+  if (point < 0x80) return in_set(&WHITE, (u8)point);
   return point == 0x85 || point == 0xA0 || point == 0x1680 || point - 0x2000 <= 10 ||
          point - 0x2028 <= 1 || point == 0x202F || point == 0x205F || point == 0x3000;
 }
@@ -670,6 +671,12 @@ EXPORT i64 sentencepiece_normalised(Encoder *e, const u8 *text, i64 size) {
   i64 found = all < 0 ? -1 : 0;
   text = e->text.bytes;
   for (i64 at = 0, width; at < all; at += width) {
+    const Block block = block_load(text + at);
+    if (at + BLOCK <= all && !block_mask(block)) {
+      width = BLOCK;
+      found += BLOCK - __builtin_popcount(block_mask(block_in(block, &WHITE)));
+      continue;
+    }
     width = character_bytes(text[at]);
     found += is_space(code_point(text + at, width)) ? 0 : width;
   }

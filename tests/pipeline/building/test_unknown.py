@@ -1,10 +1,8 @@
 """Texts that the vocabulary cannot spell are counted, named, and refused above a limit."""
 
-import ctypes
 import io
 import json
 import random
-import re
 import unicodedata
 
 import numpy as np
@@ -13,7 +11,6 @@ import sentencepiece
 
 from pipeline import build
 from pipeline.building import lost_text
-from pipeline.native.library import library, pointer
 from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
@@ -204,29 +201,14 @@ def test_indented_lines_that_become_spaces_are_named(tmp_path, english, capsys, 
     assert ("warning: texts have indented lines" in capsys.readouterr().out) == says
 
 
-def test_long_runs_of_ascii_are_counted_without_the_normaliser():
-    """But for their last byte, with which what follows may combine."""
-    draw, runs = random.Random(0), re.compile(rb"[\t-\r -~]{15,}(?=[\t-\r -~])")
-    solid = lambda data: len(data.translate(None, b" \t\n\v\f\r"))  # noqa: E731
-    for _ in range(300):
-        text = b""
-        for _ in range(draw.randrange(5)):
-            size = draw.choice((0, 3, 14, 15, 16, 17, 40, 300))
-            text += bytes(draw.choices(b"a. \t\n\x1c", k=size))
-            text += draw.choice(("", "é", "数")).encode()
-        data, rest = np.frombuffer(text + b"x", np.uint8), np.empty(len(text) + 1, np.uint8)
-        removed, size = ctypes.c_int64(), ctypes.c_int64(len(text))
-        kept = library().lost_text_rest(pointer(data), size, pointer(rest), ctypes.byref(removed))
-        assert rest[:kept].tobytes() == runs.sub(b" ", text)
-        assert removed.value == solid(text) - solid(runs.sub(b" ", text))
-
-
+@pytest.mark.parametrize("symbol", ["<s>", "the red house number", "house\u2581", "é"])
 @pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
-def test_lost_text_is_measured_as_the_library_normalises_it(tmp_path, rule):
+def test_lost_text_is_measured_as_the_library_normalises_it(tmp_path, rule, symbol):
+    """Also where a user-defined symbol, which combines with nothing, is before a mark."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_writer=model, normalization_rule_name=rule,
-        vocab_size=40, hard_vocab_limit=False, minloglevel=2,
+        vocab_size=40, hard_vocab_limit=False, minloglevel=2, user_defined_symbols=[symbol],
     )  # fmt: skip
     (tmp_path / "a.model").write_bytes(model.getvalue())
     loaded = load(str(tmp_path / "a.model"))
@@ -235,6 +217,7 @@ def test_lost_text_is_measured_as_the_library_normalises_it(tmp_path, rule):
     spaces = [chr(point) for point in range(0x10000) if chr(point).isspace()]
     draw = random.Random(0)
     letters = [*"aé数ﬁ½\u0301\u200b\u2581\U0001f600\x01 ", "red house", "\x01\x7f" * 9, "\x1c" * 18]
+    letters += [symbol, f"{symbol}\u0301"]
     for _ in range(200):
         text = "".join(draw.choices(spaces + 3 * letters, k=draw.randrange(1, 30)))
         raw = np.frombuffer(text.encode(), np.uint8)
