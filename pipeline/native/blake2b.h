@@ -24,7 +24,7 @@ INLINE void blake_mix(u64 *a, u64 *b, u64 *c, u64 *d, u64 x, u64 y) {
 
 // Adds a block to the state; `read` bytes of the message end with it.
 static void blake_add(u64 *state, const u8 *block, u64 read, bool last) {
-  static const u8 order[10][16] = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+  static const u8 order[12][16] = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
                                    {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
                                    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4},
                                    {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
@@ -33,7 +33,9 @@ static void blake_add(u64 *state, const u8 *block, u64 read, bool last) {
                                    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11},
                                    {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
                                    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5},
-                                   {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
+                                   {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+                                   {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                                   {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3}};
   u64 v[16], m[16];
   memcpy(m, block, BLAKE_BLOCK);
   memcpy(v, state, 64);
@@ -41,7 +43,7 @@ static void blake_add(u64 *state, const u8 *block, u64 read, bool last) {
   v[12] ^= read;
   if (last) v[14] = ~v[14];
   for (int round = 0; round < 12; round++) {
-    const u8 *of = order[round % 10];
+    const u8 *of = order[round];
     for (int i = 0; i < 4; i++)
       blake_mix(v + i, v + 4 + i, v + 8 + i, v + 12 + i, m[of[2 * i]], m[of[2 * i + 1]]);
     for (int i = 0; i < 4; i++)

@@ -158,8 +158,9 @@ INLINE u32 least(const u32 *keys, i64 padded) {
   return found[1] < found[0] ? found[1] : found[0];
 }
 
-INLINE u32 key_of(Merge merge, i64 at) {
-  return merge.rank == NONE ? NONE : merge.rank << 8 | (u32)at;
+INLINE void set_pair(u32 *keys, i32 *merged, i64 at, Merge merge) {
+  keys[at] = merge.rank == NONE ? NONE : merge.rank << 8 | (u32)at;
+  merged[at] = merge.id;
 }
 
 // Writes the ids of a word of 1 to SHORT_LENGTH bytes to `ids`; returns their number.
@@ -173,11 +174,8 @@ static i64 merge_short(const Encoder *e, const u8 *word, i64 length, i32 *ids) {
     next[at] = (u8)(at + 1);
     before[at] = (u8)(at - 1);
   }
-  for (i64 at = 0; at + 1 < length; at++) {
-    Merge merge = e->of_bytes[word[at] << 8 | word[at + 1]];
-    keys[at] = key_of(merge, at);
-    merged[at] = merge.id;
-  }
+  for (i64 at = 0; at + 1 < length; at++)
+    set_pair(keys, merged, at, e->of_bytes[word[at] << 8 | word[at + 1]]);
   for (i64 at = length - 1; at < padded; at++) keys[at] = NONE;
   for (u32 top; (top = least(keys, padded)) != NONE;) {
     i64 at = top & 0xFF, gone = next[at], after = next[gone];
@@ -186,16 +184,9 @@ static i64 merge_short(const Encoder *e, const u8 *word, i64 length, i32 *ids) {
     next[at] = (u8)after;
     if (after < length) {
       before[after] = (u8)at;
-      Merge merge = find_merge(e, ids[at], ids[after]);
-      keys[at] = key_of(merge, at);
-      merged[at] = merge.id;
+      set_pair(keys, merged, at, find_merge(e, ids[at], ids[after]));
     }
-    if (at) {
-      i64 left = before[at];
-      Merge merge = find_merge(e, ids[left], ids[at]);
-      keys[left] = key_of(merge, left);
-      merged[left] = merge.id;
-    }
+    if (at) set_pair(keys, merged, before[at], find_merge(e, ids[before[at]], ids[at]));
   }
   i64 count = 0;
   for (i64 at = 0; at < length; at = next[at]) ids[count++] = ids[at];

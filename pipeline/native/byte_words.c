@@ -36,62 +36,48 @@ INLINE Classes ascii_classes(const u8 *text, u64 *ascii) {
   return c;
 }
 
-// The last character of 64 bytes may reach into the next, which receive the rest of its bits.
-typedef struct {
-  u64 letters, numbers, spaces, continues;
-} Rest;
-
-INLINE void add_character(Classes *c, Rest *rest, u64 kind, int at, i64 width) {
-  u64 all = (1ull << width) - 1, here = all << at;
-  u64 beyond = at + width > 64 ? all >> (64 - at) : 0;
-  u64 letter = -(u64)(kind == LETTER), number = -(u64)(kind == NUMBER);
-  u64 space = -(u64)(kind == SPACE || kind == NEWLINE);
-  c->letters |= here & letter;
-  c->numbers |= here & number;
-  c->spaces |= here & space;
-  c->lines |= here & -(u64)(kind == NEWLINE);
-  c->continues |= here & ~BIT(at);
-  if (UNLIKELY(beyond))
-    *rest = (Rest){beyond & letter, beyond & number, beyond & space, beyond};
+INLINE void add_bytes(Classes *c, u64 bytes, u64 kind) {
+  c->letters |= bytes & -(u64)(kind == LETTER);
+  c->numbers |= bytes & -(u64)(kind == NUMBER);
+  c->spaces |= bytes & -(u64)(kind == SPACE);
 }
 
-// Adds the characters beyond ASCII, whose bytes are `high`; returns the kinds met, as bits.
-static u64 add_others(const u8 *kinds, const u8 *text, u64 high, Classes *c, Rest *rest) {
+// Adds the characters beyond ASCII, whose bytes are `high`; returns the kinds met, as bits. The last
+// character of 64 bytes may reach into the next, which receive the `rest` of its bits.
+static u64 add_others(const u8 *kinds, const u8 *text, u64 high, Classes *c, Classes *rest) {
   u64 met = 0;
-  Rest before = *rest;
-  *rest = (Rest){0, 0, 0, 0};
-  c->letters |= before.letters;
-  c->numbers |= before.numbers;
-  c->spaces |= before.spaces;
-  c->continues |= before.continues;
-  high &= ~before.continues;
+  c->letters |= rest->letters;
+  c->numbers |= rest->numbers;
+  c->spaces |= rest->spaces;
+  c->continues = rest->continues;
+  high &= ~rest->continues;
+  *rest = (Classes){0};
   while (high) {
-    int at = __builtin_ctzll(high);
-    i64 width = character_bytes(text[at]);
-    u32 point = code_point(text + at, width);
-    u64 kind = kinds[point < POINTS ? point : POINTS - 1];
+    const int at = __builtin_ctzll(high);
+    const i64 width = character_bytes(text[at]);
+    const u64 all = (1ull << width) - 1;
+    const u32 point = code_point(text + at, width);
+    const u64 kind = kinds[point < POINTS ? point : POINTS - 1];
     met |= kind;
-    add_character(c, rest, kind & ~(u64)CHANGES, at, width);
-    high &= ~(((1ull << width) - 1) << at);
+    add_bytes(c, all << at, kind & ~(u64)CHANGES);
+    c->continues |= all << at & ~BIT(at);
+    if (UNLIKELY(at + width > 64)) {
+      rest->continues = all >> (64 - at);
+      add_bytes(rest, rest->continues, kind & ~(u64)CHANGES);
+    }
+    high &= ~(all << at);
   }
   return met;
 }
 
 bool classify(const WordRules *rules, const u8 *text, i64 size, Classes *classes) {
-  Rest rest = {0, 0, 0, 0};
-  u64 met = 0;
+  Classes rest = {0};
+  u8 last[64 + 4] = {0};  // zeros, which are of no class, and the last bytes of the text
+  u64 met = 0, ascii;
   for (i64 at = 0; at < size; at += 64, text += 64, classes++) {
-    u64 valid = size - at < 64 ? BIT(size - at) - 1 : ~0ull;
-    u64 ascii;
+    if (size - at < 64) text = memcpy(last, text, (size_t)(size - at));
     Classes c = ascii_classes(text, &ascii);
-    if (UNLIKELY(~ascii & valid)) met |= add_others(rules->kinds, text, ~ascii & valid, &c, &rest);
-    c.letters &= valid;
-    c.numbers &= valid;
-    c.spaces &= valid;
-    c.lines &= valid;
-    c.blanks &= valid;
-    c.apostrophes &= valid;
-    c.continues &= valid;
+    if (UNLIKELY(~ascii)) met |= add_others(rules->kinds, text, ~ascii, &c, &rest);
     *classes = c;
   }
   return met & CHANGES;

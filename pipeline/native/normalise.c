@@ -39,16 +39,9 @@ INLINE bool copy_blocks(const NormalText *t, Progress *s, const u8 *readable, bo
   const Normaliser *z = t->normaliser;
   const Block space = block_of(' ');
   const u8 *begin = s->at;
-  u8 last[BLOCK];
   for (;;) {
     i64 left = s->end - s->at;
-    const u8 *from = s->at;
-    if (UNLIKELY(readable - from < BLOCK)) {
-      memset(last, 0, BLOCK);
-      memcpy(last, from, (size_t)left);
-      from = last;
-    }
-    Block block = block_load(from), is_space = block_in(block, &t->spaces);
+    Block block = block_load_last(s->at, left, readable), is_space = block_in(block, &t->spaces);
     u32 spaces = block_mask(is_space), bad = ~block_mask(block_in(block, &t->kept));
     if (z->collapse) bad |= spaces & (spaces << 1 | s->after_space);
     bad &= BLOCK_ALL;

@@ -45,11 +45,7 @@ INLINE u32 CRC_8(u32 crc, u64 word) {
 // Returns the CRC-32C, rotated and offset. Source: TensorFlow `core/lib/hash/crc32c.h`, Mask.
 static u32 masked_crc(const u8 *data, i64 size) {
   u32 crc = ~0u;
-  u64 word;
-  for (; size >= 8; data += 8, size -= 8) {
-    memcpy(&word, data, 8);
-    crc = CRC_8(crc, word);
-  }
+  for (; size >= 8; data += 8, size -= 8) crc = CRC_8(crc, load64(data));
   for (; size; size--) crc = CRC_1(crc, *data++);
   crc = ~crc;
   return (crc >> 15 | crc << 17) + 0xA282EAD8u;

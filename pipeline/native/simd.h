@@ -70,6 +70,13 @@ INLINE Block block_load(const u8 *at) {
   return block;
 }
 
+// Returns the block at `at` of a text of `left` bytes, zeros after it where no more can be read.
+INLINE Block block_load_last(const u8 *at, i64 left, const u8 *readable) {
+  u8 last[BLOCK] = {0};
+  if (LIKELY(readable - at >= BLOCK)) return block_load(at);
+  return block_load(memcpy(last, at, (size_t)left));
+}
+
 INLINE void block_store(u8 *at, Block block) { memcpy(at, &block, BLOCK); }
 
 INLINE Block block_of(u8 byte) { return (Block){0} + byte; }

@@ -129,35 +129,34 @@ INLINE bool add(Counter *c, const u8 *word, i64 length, Key key, u64 hash) {
 
 // ---- Words.
 
+// A word whose entry is being fetched.
+typedef struct {
+  i64 begin, length;
+  Key key;
+  u64 hash;
+} Ahead;
+
 // Text whose words are counted, some of them after their entries have been fetched.
 typedef struct {
   const u8 *text;
   i64 begin;  // of the current word
   u8 left;    // class of the character before
   u64 found;  // words
-  struct {
-    i64 begin, length;
-    Key key;
-    u64 hash;
-  } ahead[AHEAD];
+  Ahead ahead[AHEAD];
 } Cut;
 
 static bool add_ahead(Counter *c, const Cut *cut, u64 number) {
-  u64 i = number % AHEAD;
-  return add(c, cut->text + cut->ahead[i].begin, cut->ahead[i].length, cut->ahead[i].key,
-             cut->ahead[i].hash);
+  const Ahead *of = cut->ahead + number % AHEAD;
+  return add(c, cut->text + of->begin, of->length, of->key, of->hash);
 }
 
 // Puts a word of at least one byte, of which 16 can be read, in place of an earlier one.
 INLINE bool put(Counter *c, Cut *cut, i64 begin, i64 length) {
   if (cut->found >= AHEAD && !add_ahead(c, cut, cut->found)) return false;
   Key key = memo_key(cut->text + begin, length);
-  u64 i = cut->found++ % AHEAD, hash = memo_hash(key);
+  const u64 hash = memo_hash(key);
   __builtin_prefetch(c->table + (hash & (c->entries - 1)));
-  cut->ahead[i].begin = begin;
-  cut->ahead[i].length = length;
-  cut->ahead[i].key = key;
-  cut->ahead[i].hash = hash;
+  cut->ahead[cut->found++ % AHEAD] = (Ahead){begin, length, key, hash};
   return true;
 }
 

@@ -26,9 +26,7 @@ void word_memo_free(WordMemo *memo) {
 
 static bool spells(const WordMemo *memo, const WordEntry *entry, const u8 *text, i64 length) {
   if (length <= SHORT_BYTES) return true;
-  u64 place;
-  memcpy(&place, entry->ids, 8);
-  const u32 *record = memo->pool + place;
+  const u32 *record = word_record(memo, entry);
   return record[0] == (u32)length && !memcmp(record + 2, text, (size_t)length);
 }
 

@@ -70,12 +70,16 @@ INLINE i64 inline_ids(const WordEntry *entry, bool wide, i32 *out) {
   return entry->count;
 }
 
+INLINE u32 *word_record(const WordMemo *memo, const WordEntry *entry) {
+  u64 place;
+  memcpy(&place, entry->ids, 8);
+  return memo->pool + place;
+}
+
 // The same for any entry.
 INLINE i64 word_ids(const WordMemo *memo, const WordEntry *entry, bool wide, i32 *out) {
   if (LIKELY(entry->count != POOLED)) return inline_ids(entry, wide, out);
-  u64 place;
-  memcpy(&place, entry->ids, 8);
-  const u32 *record = memo->pool + place;
+  const u32 *record = word_record(memo, entry);
   const i64 count = record[1];
   memcpy(out, record + 2 + (record[0] + 3) / 4, (size_t)count * 4);
   return count;

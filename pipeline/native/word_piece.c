@@ -96,16 +96,9 @@ INLINE void put_byte(Encoder *e, State *s, u8 byte) {
 
 // Normalises blocks of ASCII characters, up to one with another action.
 INLINE void take_blocks(Encoder *e, State *s, const u8 *readable) {
-  u8 last[BLOCK];
   for (;;) {
-    const u8 *from = s->at;
-    i64 left = s->end - s->at;
-    if (UNLIKELY(readable - from < BLOCK)) {
-      memset(last, 0, BLOCK);
-      memcpy(last, from, (size_t)left);
-      from = last;
-    }
-    Block block = block_load(from), is_upper = block_in(block, &e->upper);
+    const i64 left = s->end - s->at;
+    Block block = block_load_last(s->at, left, readable), is_upper = block_in(block, &e->upper);
     u64 word = block_mask(block_in(block, &e->kept)) | block_mask(is_upper);
     u64 alone = block_mask(block_in(block, &e->alone));
     u64 bad = ~(word | alone | block_mask(block_in(block, &e->spaces))) | 1ull << BLOCK;
@@ -211,43 +204,23 @@ static i64 ids_of_word(const Rules *r, const u8 *word, i64 length, i32 *ids) {
   return 1;
 }
 
-// Appends the ids of at most AHEAD words, first..last - 1; returns the new end of `out`.
-static i32 *encode_words(Encoder *e, i64 first, i64 last, i32 *out) {
-  Key keys[AHEAD];
-  u64 hashes[AHEAD];
-  for (i64 i = first; i < last; i++) {
-    i64 length = e->ends[i] - e->begins[i];
-    if (UNLIKELY(length > WORD_BYTES)) continue;
-    keys[i - first] = memo_key(e->text + e->begins[i], length);
-    hashes[i - first] = memo_hash(keys[i - first]);
-    __builtin_prefetch(word_line(&e->memo, hashes[i - first]));
-  }
-  for (i64 i = first; i < last; i++) {
-    const u8 *word = e->text + e->begins[i];
-    i64 length = e->ends[i] - e->begins[i];
-    if (UNLIKELY(length > WORD_BYTES)) {
-      out += ids_of_word(&e->rules, word, length, out);
-      continue;
-    }
-    Key key = keys[i - first];
-    u64 hash = hashes[i - first];
-    const WordEntry *entry = word_memo_find(&e->memo, key, hash, word, length);
-    if (LIKELY(entry)) {
-      out += word_ids(&e->memo, entry, e->memo.wide, out);
-      continue;
-    }
-    i64 count = ids_of_word(&e->rules, word, length, out);
-    word_memo_store(&e->memo, key, hash, word, length, out, count, e->memo.most);
-    out += count;
-  }
-  return out;
+// Appends the ids of a word; returns the new end of `out`.
+static i32 *encode_word(Encoder *e, const u8 *word, i64 length, i32 *out) {
+  if (UNLIKELY(length > WORD_BYTES)) return out + ids_of_word(&e->rules, word, length, out);
+  const Key key = memo_key(word, length);
+  const u64 hash = memo_hash(key);
+  const WordEntry *entry = word_memo_find(&e->memo, key, hash, word, length);
+  if (LIKELY(entry)) return out + word_ids(&e->memo, entry, e->memo.wide, out);
+  const i64 count = ids_of_word(&e->rules, word, length, out);
+  word_memo_store(&e->memo, key, hash, word, length, out, count, e->memo.most);
+  return out + count;
 }
 
 // Appends the ids of a chunk of words, which the memo keeps if it is short; returns as above.
 static i32 *encode_chunk(Encoder *e, i64 first, i64 last, Key key, u64 hash, i32 *out) {
   i32 *const begin = out;
-  for (i64 word = first; word < last; word += AHEAD)
-    out = encode_words(e, word, word + AHEAD < last ? word + AHEAD : last, out);
+  for (i64 i = first; i < last; i++)
+    out = encode_word(e, e->text + e->begins[i], e->ends[i] - e->begins[i], out);
   const i64 length = e->ends[last - 1] - e->begins[first];
   if (last - first > 1 && length <= SHORT_BYTES)
     word_memo_store(&e->memo, key, hash, e->text + e->begins[first], length, begin, out - begin,
