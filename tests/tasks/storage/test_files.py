@@ -190,12 +190,12 @@ def test_an_object_that_is_overwritten_while_it_is_read(gcs):
     )
     gcs.store.put("bucket", "folder/a.txt", old, {}, {})
     corpus = sources.resolve(sources.parse(f"text:{FOLDER}/a.txt?validation=0"))
-    batches = sources.read(corpus, whole(corpus))
+    batches = sources.read(corpus, whole(corpus), batch_documents=1024)
     next(batches)
     gcs.store.put("bucket", "folder/a.txt", old, {}, {})  # the same bytes again
     assert sum(batch.num_rows for _, batch in batches) == 200_000 - 1024
 
-    batches = sources.read(corpus, whole(corpus))
+    batches = sources.read(corpus, whole(corpus), batch_documents=1024)
     next(batches)
     gcs.store.put("bucket", "folder/a.txt", new, {}, {})
     with pytest.raises(UserError, match="has changed since the corpus was listed"):

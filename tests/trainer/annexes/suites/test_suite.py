@@ -311,7 +311,8 @@ def test_four_devices_give_the_scores_of_one(runs, name, tmp_path):
     made = []
     for devices in (1, 4):
         flags = [f"--model_dir={runs[name]}", "--suite=english,romanian", "--examples=12"]
-        forced = f"--xla_force_host_platform_device_count={devices}"
+        usual = os.environ["XLA_FLAGS"]
+        forced = f"{usual} --xla_force_host_platform_device_count={devices}"
         env = os.environ | {"XLA_FLAGS": forced, "PYTHONPATH": str(ROOT)}
         words = [sys.executable, "-m", "trainer.evaluate", *flags, "--batch_size=8"]
         subprocess.run([*words, f"--output={tmp_path}/{devices}.json"], env=env, check=True)
