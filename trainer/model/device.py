@@ -29,6 +29,14 @@ class Device:
     def platform(self) -> str:
         return "tpu" if self.is_tpu else "gpu" if self.is_gpu else "cpu"
 
+    @property
+    def activates_once(self) -> bool:
+        """True if an activation's gradient is better stored than computed in several products.
+
+        On v6e it is by the compiler's schedules of T5 1.1 base (docs/benchmarks.md).
+        """
+        return self.kind in ("TPU v6 lite", "TPU v6e")
+
     def softmax_dtype(self, setting: str, dtype: str) -> str:
         """Resolves `setting`, one of SOFTMAX_DTYPES, for activations of type `dtype`."""
         if setting != AUTO:

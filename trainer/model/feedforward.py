@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from trainer.model.dense import Buildable, Built
+from trainer.model.dense import Buildable, Built, tracing_device
 from trainer.model.masks import Rows
 from trainer.model.part_facts import T5X, TRANSFORMERS
 
@@ -114,6 +114,9 @@ class Mlp(FeedForward):
             project = shared.dense(self.mlp_dim, axes, start, name, bias=self.bias)
             projected.append(project(x_BLD))
 
+        if tracing_device().activates_once:
+            projected = _gradients_stored(projected)
+
         # Recomputing this in the backward pass is cheaper than keeping it, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
         def activate(projected: list[Array]) -> Array:
@@ -125,6 +128,21 @@ class Mlp(FeedForward):
             hidden_BLF = shared.dropout()(hidden_BLF, deterministic)
         axes, start = ("mlp", "embed"), parametrisation.feed_forward_out()
         return shared.dense(shared.emb_dim, axes, start, "wo", bias=self.bias)(hidden_BLF)
+
+
+@jax.custom_vjp
+def _gradients_stored(projected: list[Array]) -> list[Array]:
+    """Returns the arrays; their gradients are computed once, for all products that read them.
+
+    Otherwise XLA computes the activations and their derivatives inside each of these products.
+    """
+    return projected
+
+
+_gradients_stored.defvjp(
+    lambda projected: (projected, None),
+    lambda _, gradients: (jax.lax.optimization_barrier(gradients),),
+)
 
 
 def mlp(config: Any, options: Any) -> FeedForward:
