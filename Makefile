@@ -11,7 +11,7 @@ DEMO := demo
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-wheel test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers fuzz-configs chaos chaos-train chaos-follow chaos-recipe benchmark measure rehearse-measure check format clean
+.PHONY: help install native demo demo-gcs docs ci test test-processes test-peers test-slow test-rehearsals test-engines test-wheel test-browser pictures fuzz fuzz-builds fuzz-runs fuzz-tokenizers fuzz-configs chaos chaos-train chaos-follow chaos-recipe sanitize benchmark measure rehearse-measure check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -153,6 +153,9 @@ fuzz-tokenizers: $(VENV)/.peers ## compare 200 random tokenizers with their libr
 
 fuzz-configs: $(VENV)/.peers ## compare 300 random config.json with transformers
 	$(call FUZZ,configs,300)
+
+sanitize: $(VENV)/.peers ## test the C code with ASan and UBSan, also on 10 random tokenizers, 5 minutes
+	scripts/sanitize.sh $(BIN)/python
 
 chaos: $(VENV)/.dev ## break builds by 100 SIGKILLs, Ctrl-Cs and SIGTERMs and 162 other faults, with an oracle
 	$(BIN)/python -m tests.laboratory builds --large --count=6 --kills=24 --workers=1-4 --seed=7
