@@ -33,9 +33,9 @@ class Device:
     def activates_once(self) -> bool:
         """True if an activation's gradient is better stored than computed in several products.
 
-        On v6e it is by the compiler's schedules of T5 1.1 base (docs/benchmarks.md).
+        On v5p and v6e it is by the compiler's schedules of T5 1.1 base (docs/benchmarks.md).
         """
-        return self.kind in ("TPU v6 lite", "TPU v6e")
+        return self.kind in ("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e")
 
     def softmax_dtype(self, setting: str, dtype: str) -> str:
         """Resolves `setting`, one of SOFTMAX_DTYPES, for activations of type `dtype`."""
