@@ -310,7 +310,7 @@ def test_choices_that_the_vocabulary_cannot_tell_apart_are_left_out(text_cache, 
 def test_four_devices_give_the_scores_of_one(runs, name, tmp_path):
     made = []
     for devices in (1, 4):
-        flags = [f"--model_dir={runs[name]}", "--suite=english,romanian", "--examples=12"]
+        flags = [f"--model_dir={runs[name]}", "--suite=english,romanian", "--examples=5"]
         usual = os.environ["XLA_FLAGS"]
         forced = f"{usual} --xla_force_host_platform_device_count={devices}"
         env = os.environ | {"XLA_FLAGS": forced, "PYTHONPATH": str(ROOT)}
