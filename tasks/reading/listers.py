@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,11 +34,11 @@ from tasks.reading.formats.format import Format
 from tasks.reading.formats.registry import FORMATS, format_of
 from tasks.reading.splits import ChosenFile
 from tasks.reading.stdlib_docs import PythonDocs
-from tasks.storage import files
+from tasks.storage import files, retries
 from tasks.terminal.command_line import UserError
 
 _INSPECTORS = 16  # files inspected concurrently: remote ones are bound by latency
-_CHUNK = 64  # files per thread at a time
+_CHUNK = 64  # local files per thread at a time
 
 # Descriptions of plain-text documents, for messages.
 # With fewer documents expected in a split, there may be none: at 3, in 5 corpora of 100.
@@ -225,10 +226,20 @@ def _inspected(spec: CorpusSpec, form: str, chosen: list[ChosenFile]) -> list[In
         )
         return ChosenFile(known, each.splits, each.held_out), found, entry
 
-    chunks = [chosen[begin : begin + _CHUNK] for begin in range(0, len(chosen), _CHUNK)]
+    failed = threading.Event()
+
+    def inspect_all(chunk: list[ChosenFile]) -> list[Inspected]:
+        with retries.stopped_by(failed):
+            return list(map(inspect, chunk))
+
+    count = 1 if chosen and chosen[0].file.is_remote else _CHUNK
+    chunks = [chosen[begin : begin + count] for begin in range(0, len(chosen), count)]
     with ThreadPoolExecutor(_INSPECTORS) as pool:
-        found = pool.map(lambda chunk: list(map(inspect, chunk)), chunks)
-        return list(itertools.chain.from_iterable(found))
+        try:
+            return list(itertools.chain.from_iterable(pool.map(inspect_all, chunks)))
+        except BaseException:
+            failed.set()
+            raise
 
 
 def _pieces(

@@ -14,8 +14,9 @@ import math
 import os
 import random
 import re
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from tasks.terminal.command_line import UserError
@@ -29,6 +30,7 @@ _TRANSIENT = {
     "TransportError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead",
     "ChunkedEncodingError", "ProtocolError", "HTTPClientError", "ChecksumError",
 }  # fmt: skip
+_thread = threading.local()
 _PERMANENT = {"UserError", "OfflineModeIsEnabled", "UnsupportedProtocol", "LocalProtocolError"}
 
 
@@ -51,6 +53,16 @@ class HttpError(OSError):
 
 class Truncated(OSError):
     """A response with fewer bytes than requested, although they exist."""
+
+
+@contextlib.contextmanager
+def stopped_by(event: threading.Event) -> Iterator[None]:
+    """Ends this thread's retries in the block once `event` is set: the last error is raised."""
+    _thread.stopped = event
+    try:
+        yield
+    finally:
+        del _thread.stopped
 
 
 def with_retries(
@@ -80,6 +92,9 @@ def with_retries(
             if progress() != before:
                 before, delay, began = progress(), first, time.monotonic()
             # Half of the delay is random, so workers that failed together do not retry together.
+            stopped = getattr(_thread, "stopped", None)
+            if stopped and stopped.is_set():
+                raise
             limit = min(most, seconds())
             pause = max(least, delay * random.uniform(0.5, 1))
             if time.monotonic() + pause - began > limit:
@@ -89,7 +104,7 @@ def with_retries(
                     "finished work is kept: run the same command again to resume",
                 ) from error
         logging.getLogger(__name__).warning("%s: %s, retrying in %.1f s", what, reason, pause)
-        time.sleep(pause)
+        (stopped.wait if stopped else time.sleep)(pause)
         delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
 
 

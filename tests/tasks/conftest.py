@@ -17,7 +17,7 @@ def with_hub(tmp_path):
         }
         environment.update(HF_ENDPOINT=url, HF_HOME=str(tmp_path / "home"), HF_TOKEN=token)
         environment["NO_PROXY"] = environment["no_proxy"] = "127.0.0.1,localhost"
-        environment.update(PALIMPSEST_RETRY_DELAY="0.01", **more)
+        environment.update({"PALIMPSEST_RETRY_DELAY": "0.01", **more})
         return started(*arguments, env=environment)
 
     return run

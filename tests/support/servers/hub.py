@@ -52,6 +52,7 @@ class HubServer(QuietServer):
     ):
         self.folder, self.access, self.faults, self.always = folder, access, faults, always
         self.several = several
+        self.failing = ""  # a pattern of the paths whose requests all fail
         self.latency, self.bandwidth = latency, bandwidth
         self.random = random.Random(seed)
         self.lock = threading.Lock()
@@ -73,6 +74,8 @@ class HubServer(QuietServer):
                 if self.always and path.startswith(f"/datasets/{REPOSITORY}/resolve/{COMMIT}/data/")
                 else chosen
             )
+            if self.failing and re.search(self.failing, path):
+                chosen = "503"
             if chosen == "short" and not (of_a_file and method == "GET"):
                 chosen = "dropped"
             self.seen.append((method, path, chosen))

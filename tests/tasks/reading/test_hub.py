@@ -1,6 +1,7 @@
 """Data sets of the Hugging Face Hub, read from a small local Hub."""
 
 import json
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,6 +49,13 @@ rows = [
 ]
 print(json.dumps([corpus.record, rows]))
 assert b"hf_secret_of_mine" not in pickle.dumps(corpus)
+"""
+
+
+READ_PLAINLY = """
+from tasks.reading import sources
+from tasks.terminal.command_line import run
+run(lambda _: list(sources.documents("hf:an/owner?validation=0")), [])
 """
 
 
@@ -185,6 +193,18 @@ run(main, [])
     line = refused(hub("-c", change.replace("{change}", '.replace("x", "y")'), token=TOKEN))
     assert "data/train.jsonl has changed" in line
     assert "etag" in line
+
+
+def test_a_broken_file_ends_the_retries_of_others(hub):
+    table = pa.table({"text": ["one"]})
+    for number in range(20):
+        pq.write_table(table, hub.folder / f"data/train-{number:02}-of-20.parquet")
+    (hub.folder / "data/train-00-of-20.parquet").write_bytes(b"x" * 2000)
+    hub.server.failing = "data/train-0[1-9]"
+    begun = time.monotonic()
+    done = hub("-c", READ_PLAINLY, token=TOKEN, PALIMPSEST_RETRY_DELAY="30")
+    assert "train-00-of-20.parquet cannot be read" in refused(done)
+    assert time.monotonic() - begun < 20
 
 
 # --- what a user may get wrong

@@ -3,6 +3,7 @@
 import gzip
 import io
 import random
+import threading
 
 import fsspec
 import pytest
@@ -217,3 +218,23 @@ def test_spans_share_what_is_read_among_connections_in_the_order_of_reading():
     assert sum(stop - start for start, stop in found) == 80 * mb
     assert all(stop - start <= ranges.SPAN_BYTES for start, stop in found)
     assert [start >= 40 * mb for start, _ in found[:4]] == [False, True, False, True]
+
+
+def test_a_stopped_thread_gives_up_its_retries(monkeypatch):
+    monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "60")
+    stop, tries = threading.Event(), []
+
+    def action():
+        tries.append(1)
+        raise ConnectionResetError("gone")
+
+    def ask():
+        with retries.stopped_by(stop), pytest.raises(ConnectionResetError):
+            retries.with_retries("a", action)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert len(tries) <= 2
