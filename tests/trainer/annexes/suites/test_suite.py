@@ -14,6 +14,7 @@ from tasks.annexes.questions import scores
 from tasks.annexes.questions.question import Question, of_text
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tests.support.parameters import slow_unless
 from tests.support.runs import ROOT, TASK, TINY, config_of, run_of, trained
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate, export
@@ -306,7 +307,7 @@ def test_choices_that_the_vocabulary_cannot_tell_apart_are_left_out(text_cache, 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["t5", "llama", "bert"])
+@pytest.mark.parametrize("name", slow_unless(["t5"], ["t5", "llama", "bert"]))
 def test_four_devices_give_the_scores_of_one(runs, name, tmp_path):
     made = []
     for devices in (1, 4):
