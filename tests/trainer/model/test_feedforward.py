@@ -1,4 +1,4 @@
-"""The gradients of feed-forward sublayers on devices that store those of the projections."""
+"""Gradients of feed-forward sublayers on devices that store the projections' gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def both_ways(monkeypatch, loss, arguments):
     results = []
     for kind in KINDS:
         monkeypatch.setattr(feedforward, "tracing_device", lambda kind=kind: Device(kind))
-        # A function that JAX has not traced on the other device.
+        # A new function each time: JAX would otherwise reuse the other device's trace.
         traced = jax.jit(lambda arguments: jax.value_and_grad(loss)(arguments)).trace(arguments)
         assert ("optimization_barrier" in str(traced.jaxpr)) == Device(kind).activates_once
         results.append(traced.lower().compile()(arguments))
