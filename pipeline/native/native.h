@@ -12,7 +12,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-// Makes room for `count` elements in memory that is kept if there is no more; returns whether there is.
+// Makes room for `count` elements; returns false, and keeps the array, if memory is short.
 #define RESIZE(array, count)                                             \
   ({                                                                     \
     void *resized = realloc(array, (size_t)(count) * sizeof(*(array)));  \

@@ -25,8 +25,8 @@ typedef struct {
   i64 normal;           // whether parts need no normaliser
 } Call;
 
-// Encodes text from `at` to `end`, of which the call's part `first` consists. Returns the new `used`,
-// or why it stops, less than 0.
+// Encodes the call's part `first`, which lies from `at` to `end`. Returns the new `used`, or the
+// negative of the reason why it stops.
 typedef i64 EncodePart(void *encoder, const Call *call, const u8 *at, const u8 *end);
 
 // Encodes parts from `first` on; returns DONE or why it stops at part `first`.
